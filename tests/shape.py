@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        875,
-        "paths, plugins (also sent: 15), visible text, late imports, requests; settings; ends (45); addresses (95)",
+        985,
+        "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (100)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -40,8 +40,8 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
-        2690,
-        "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
+        2835,
+        "records, rules of health, plots, the page; steps in a notebook (65), plans (45); folders of others (140)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
-        2530,
+        2545,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -91,8 +91,8 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2255,
-        "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (115)",
+        2335,
+        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

@@ -40,7 +40,7 @@ ONLY_TYPES = {"runtime", "monitor"}
 PLACES: dict[str, set[str]] = {
     "ray": {"runtime/ray.py", "runtime/ray_worker.py"},
     "httpx2": {"rewards/remote.py"},
-    "uvicorn": {"commands/serve.py", "commands/page.py"},
+    "uvicorn": {"commands/listening.py"},
     "starlette": {"monitor/app.py", "monitor/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},

@@ -28,7 +28,7 @@ from listening import free_port
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
-from plaudit.commands import serve
+from plaudit.commands import listening
 from plaudit.commands.serve import JudgeService, ServeSettings, token_of
 from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.loop.outage import RewardFailureError
@@ -268,10 +268,10 @@ def test_600_heads_that_are_sent_by_half_keep_nobody_out(server: Server, judge: 
             one.sendall(half[: 1 + number % len(half)])
             connections.append(one)
         assert scored(there, groups) == scored(here.reward(here.tokenizer), groups), "at once, without another attempt"
-        assert sum(map(refused_or_ended, connections)) >= 600 - serve.OF_ONE_PEER
+        assert sum(map(refused_or_ended, connections)) >= 600 - listening.OF_ONE_PEER
         began = time.monotonic()
         while not all(map(refused_or_ended, connections)):
-            assert time.monotonic() < began + 2 * serve.HEADER_SECONDS, "heads have a deadline"
+            assert time.monotonic() < began + 2 * listening.HEADER_SECONDS, "heads have a deadline"
             for one in connections:
                 with contextlib.suppress(OSError):  # a letter at a time earns no longer one
                     one.send(b"a")
@@ -294,7 +294,7 @@ def test_a_second_head_on_a_connection_has_a_deadline_and_a_long_request_none(se
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
             assert half.recv(100) == b""
-        assert 0.5 * serve.HEADER_SECONDS < time.monotonic() - began < 2 * serve.HEADER_SECONDS
+        assert 0.5 * listening.HEADER_SECONDS < time.monotonic() - began < 2 * listening.HEADER_SECONDS
         slow.sendall(body)  # later than a head may be: a body has 30 seconds
         assert slow.recv(10000).startswith(b"HTTP/1.1 200")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -327,3 +328,74 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
     assert "<link" not in text
     assert "\\u003c/script\\u003e\\u003cscript\\u003ewindow.hit=1" in text
     assert client.get("/api/export", params={"run": "three"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("file", "put", "reason"),
+    [
+        ("settings.yaml", "method: 2026-13-45\n", "month must be in 1..12"),
+        ("settings.yaml", "a: &a [*a]\n", "an alias"),
+        ("settings.yaml", "a: " + "[" * 50_000, "levels"),
+        ("settings.yaml", None, "FIFO"),
+        ("metrics.jsonl", None, "FIFO"),
+        ("log.txt", "", "folder"),
+        ("samples.jsonl", "/dev/zero", "device"),
+        ("samples.jsonl", "samples.jsonl", "symbolic links"),
+    ],
+)
+def test_a_run_that_cannot_be_read_says_why_and_others_are_shown(
+    file: str, put: str | None, reason: str, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "runs" / "good", steps=3)
+    bad = make_run(tmp_path / "runs" / "bad", steps=3) / file
+    bad.unlink()
+    if put is None:
+        os.mkfifo(bad)
+    elif put == "":
+        bad.mkdir()
+    elif put.startswith("/") or put == file:
+        bad.symlink_to(put)
+    else:
+        bad.write_text(put)
+    client = TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010")
+    found = {run["name"]: run for run in asked(client, "runs")["runs"]}
+    assert (found["good"]["state"], found["bad"]["state"]) == ("done", "unreadable")
+    assert reason in found["bad"]["last"]
+    assert asked(client, "metrics", run="good")["step"] == [1, 2, 3]
+    for what in ("metrics", "steps", "answers", "answer", "settings", "export"):
+        assert client.get(f"/api/{what}", params={"run": "bad", "words": "a", "at": 0}).status_code in (200, 400), what
+
+
+def test_names_that_are_no_text_are_shown_escaped_and_asked_for_as_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "good", steps=3)
+    for name in (b"x\xff", b"\x1b[2J", b"a\nb"):
+        make_run(Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/" + name)), steps=3)
+    client = TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010")
+    names = {run["name"] for run in asked(client, "runs")["runs"]}
+    assert names == {"good", r"x\udcff", r"\u001b[2J", r"a\nb"}
+    for name in names:
+        assert asked(client, "metrics", run=name)["step"] == [1, 2, 3]
+
+
+def test_links_in_a_circle_end_and_a_run_that_is_linked_twice_is_shown_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "kept" / "one", steps=3)
+    for number in range(50):
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+        (tmp_path / "runs" / str(number) / "up").symlink_to(tmp_path / "runs")
+        (tmp_path / "runs" / str(number) / "one").symlink_to(tmp_path / "kept" / "one")
+    client = TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010")
+    assert len(asked(client, "runs")["runs"]) == 1
+
+
+def test_figures_that_are_no_numbers_are_left_out_and_names_are_bounded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one", steps=3)
+    many = ", ".join(f'"n{number}": 1' for number in range(5000))
+    lines = ["[]", "17", '{"step": 1e999}', '{"step": "x"}', '{"step": [1]}', '{"step": 2, "loss/policy": NaN}']
+    lines += [f'{{"step": 4, "x": [{{}}], {many}}}', '{"x": ' + "[" * 100_000, '{"step": 5']
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n".join(lines))
+    found = asked(TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010"), "metrics", run="one")
+    assert found["step"] == [1, 2, 3, 4]
+    assert found["loss/policy"][1] is None
+    assert "x" not in found
+    assert len(found) <= 1000

@@ -249,3 +249,16 @@ def test_importing_the_module_imports_no_matplotlib():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     assert answer.stdout.strip() == "False"
+
+
+def test_a_run_that_cannot_be_read_is_named_and_others_are_drawn(tmp_path):
+    write_run(tmp_path / "good_$x^$", sft())
+    for name, text in {"a": "nonsense\n{}\n", "b": '{"step": "x"}\n', "c": "[]\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    (tmp_path / "d").mkdir()
+    os.mkfifo(tmp_path / "d" / "metrics.jsonl")
+    write_run(tmp_path / "e", [{"step": 1e300, "loss/policy": 1e308}, {"step": -1e300, "loss/policy": -1e308}])
+    said = []
+    assert draw(tmp_path, "loss", tmp_path / "out", say=said.append)
+    assert [line.split("/")[-2] for line in said] == ["a", "b", "c", "d"]

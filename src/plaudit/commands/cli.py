@@ -51,6 +51,10 @@ def main() -> None:
     keep_freed_memory()
 
 
+def _say(line: str) -> None:
+    click.echo(visible(line))
+
+
 def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
     """Train from a recipe, overrides, or both."""
     with plain_errors():
@@ -209,7 +213,7 @@ def compare(words: tuple[str, ...]) -> None:
         found = compare_runs(folders, [word for word in words if word not in folders], reporter=reporter)
         for table in found.tables():
             reporter.show(table)
-        reporter.say(f"comparison: {found.folder}")
+        reporter.say(visible(f"comparison: {found.folder}", line=True))
 
 
 @main.command()
@@ -300,7 +304,7 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
     with plain_errors(plugins=plugins):
         from plaudit.commands.serve import ServeSettings, serve_reward
 
-        serve_reward(model, ServeSettings(**options), say=lambda line: click.echo(line))
+        serve_reward(model, ServeSettings(**options), say=_say)
 
 
 @main.command()
@@ -320,13 +324,13 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **addr
         with plain_errors():
             from plaudit.commands.page import serve_page
 
-            serve_page(log_dir, **address, say=click.echo)
+            serve_page(log_dir, **address, say=_say)
         return
     with plain_errors(out or log_dir / "plots"):
         from plaudit.monitor.plots import draw
 
-        for path in draw(log_dir, plot_type, out):
-            click.echo(path)
+        for path in draw(log_dir, plot_type, out, say=_say):
+            _say(visible(str(path), line=True))
 
 
 @main.command()

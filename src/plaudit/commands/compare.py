@@ -26,12 +26,13 @@ from plaudit.monitor import plots
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
 from plaudit.rewards.settings import RewardSettings
-from plaudit.runs.differences import read_flat
 from plaudit.runs.origin import settings_of_run
 from plaudit.runs.records import SETTINGS, Run
-from plaudit.settings.recipes import load_tree, parse_override, read_yaml
-from plaudit.support.fields import leaves
+from plaudit.settings.recipes import load_tree, parse_override, read_saved
+from plaudit.support.bounded import UnreadableError
+from plaudit.support.fields import flat, leaves
 from plaudit.support.plugins import load_plugins
+from plaudit.support.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +107,10 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
     is loaded if a folder is not a run."""
     reporter = reporter or Reporter(quiet=True)
     runs = named([Run(Path(folder)) for folder in folders])
-    settings = settings_of(runs, overrides)
+    try:
+        settings = settings_of(runs, overrides)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the {SETTINGS} of {' or '.join(runs)} lacks what a run saves: {error!r:.100}") from error
     load_plugins(settings.plugins)
     settings.check()
     folder = folder_of(settings.out, folders[0])
@@ -128,7 +132,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         folder=folder,
     )
     save_result(folder, result.json())
-    methods = {name: read_yaml(run.folder / SETTINGS)["method"] for name, run in runs.items()}
+    methods = {name: str(read_saved(run.folder / SETTINGS).get("method")) for name, run in runs.items()}
     curves = [plots.PlottedRun(name, methods[name], run.metrics) for name, run in runs.items()]
     plots.draw_together(curves, folder / PICTURE)
     if answers:
@@ -143,10 +147,12 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
     for run in runs:
         files = [run.folder / name for name in (SETTINGS, plots.METRICS)]
         if not all(file.is_file() and file.stat().st_size for file in files):
-            raise ValueError(f"{run.folder} is not a run with a finished step: it has no {SETTINGS} or {plots.METRICS}")
+            raise UnreadableError(
+                f"{run.folder} is not a run with a finished step: it has no {SETTINGS} or {plots.METRICS}"
+            )
     parts = [run.folder.resolve().parts for run in runs]
     length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
-    return {"/".join(part[-length:]): run for part, run in zip(parts, runs, strict=True)}
+    return {visible("/".join(part[-length:]), line=True): run for part, run in zip(parts, runs, strict=True)}
 
 
 def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:
@@ -175,7 +181,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
 
 def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
     """Settings that differ, by key, with the value of each run; None where a file lacks the key."""
-    found = [read_flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
+    found = [flat(read_saved(run.folder / SETTINGS)) for run in runs.values()]
     keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
     values = {key: tuple(one.get(key) for one in found) for key in keys}
     return {key: own for key, own in values.items() if any(value != own[0] for value in own) and not _idle(key, own)}
@@ -189,6 +195,8 @@ def _idle(key: str, values: tuple[Any, ...]) -> bool:
 
 def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
     """Means over the last steps with intervals, and the last validation figures."""
+    if not metrics:
+        raise ValueError(f"a run has no finished step in its {plots.METRICS}")
     shown = [one.metric for one in (*plots.LOSSES, *(one for some in plots.PLOTS.values() for one in some))]
     figures: Figures = {"steps": float(metrics[-1]["step"])}
     for name in shown:

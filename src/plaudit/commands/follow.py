@@ -50,7 +50,7 @@ def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = P
 def _ended(run: Run) -> bool:
     """A run that was killed is silent, as one with long steps is; the lock is tried only then."""
     state = summary("", run.folder)["state"]
-    return state in ENDED or (state == "silent" and not run.active)
+    return state in ENDED or (state in ("silent", "unreadable") and not run.active)
 
 
 def _evaluated(settings: EvaluationSettings, run: Run, name: str, reporter: Reporter) -> bool:

@@ -1,9 +1,26 @@
-"""Sockets of our HTTP servers."""
+"""Sockets of our HTTP servers, the page and the reward server, and the bounds of their connections.
+
+A client of either may send half a head, half a body, or read nothing: no number of these keeps other addresses out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+HEADER_SECONDS = 10.0
+"""Seconds that a client may take to send a request's head. A body has those of its application."""
+READ_SECONDS = 60.0
+"""Seconds for which a client may read nothing of an answer that waits for it."""
+OF_ALL = 512
+"""Connections. From there on, one that waits for its client is closed for each new one: of the address with the most of
+these, the oldest."""
+OF_ONE_PEER = 256
+"""Connections of one address, which is a /64 of IPv6."""
 
 
 def is_loopback(host: str) -> bool:
@@ -22,13 +39,127 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        raise ValueError(
-            f"cannot listen on {host} port {port}: {error.strerror}. Give another --host or --port"
-        ) from error
+    except (OSError, TypeError, UnicodeError) as error:  # the latter two: a host that is no name
+        why = error.strerror if isinstance(error, OSError) else "it is no host"
+        raise ValueError(f"cannot listen on {host} port {port}: {why}. Give another --host or --port") from error
 
 
 def address_of(listening: socket.socket) -> str:
     """The URL for browsers and clients."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bounded_protocol() -> type:
+    """Return uvicorn's protocol with our bounds. Raises ImportError without uvicorn."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return type("BoundedProtocol", (Bounded, H11Protocol), {})
+
+
+def serve_http(app: Any, protocol: type, listening: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=OF_ALL,
+        timeout_graceful_shutdown=5,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+class Bounded:
+    """Limit connections that wait for their client. uvicorn's protocol waits for them forever, and they count towards
+    its limit."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    connections: set[Any]
+    cycle: Any
+    client: tuple[str, int] | None
+    peer = ""
+    since = 0.0
+    """When it was opened, or its last answer was complete."""
+    _timers: dict[str, asyncio.TimerHandle]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[misc]
+        self._timers = {}
+        self.peer, self.since = peer_of(self.client[0] if self.client else ""), self.loop.time()
+        self._watch()
+        own = [one for one in self.connections if one.peer == self.peer]
+        if len(own) > OF_ONE_PEER:
+            _close_one(own)
+        elif len(self.connections) >= OF_ALL:
+            _close_one(self.connections - {self})
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # type: ignore[misc]
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()  # type: ignore[misc]
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()  # type: ignore[misc]
+        self._start("read", READ_SECONDS)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._stop("read")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop("head")
+        self._stop("read")
+        super().connection_lost(error)  # type: ignore[misc]
+
+    @property
+    def waits(self) -> bool:
+        """True if it waits for its client: for a head, the rest of a body, or until more of an answer is read."""
+        return bool(self._idle or self.cycle.more_body or "read" in self._timers)
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        """Close a connection that has no open request and does not send a whole head in time."""
+        if self._idle:
+            self._start("head", HEADER_SECONDS)
+        else:
+            self._stop("head")
+
+    def _start(self, name: str, seconds: float) -> None:
+        """Close the connection after this time, unless the timer is stopped. One that runs stays as it is."""
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+
+def _close_one(connections: Iterable[Any]) -> None:
+    """Close the oldest connection that waits for its client, of the address with the most of these."""
+    waiting = [one for one in connections if one.waits]
+    held = Counter(one.peer for one in waiting)
+    if waiting:
+        oldest = max(waiting, key=lambda one: (held[one.peer], -one.since))
+        oldest.connections.discard(oldest)  # stops counting now, though the loop closes it later
+        oldest.transport.abort()
+
+
+def peer_of(host: str) -> str:
+    """Return whose connection it is: an address of IPv4, or the /64 of one of IPv6, which has one owner."""
+    plain = host.partition("%")[0]
+    return str(ipaddress.ip_network((plain, 64), strict=False)) if ":" in plain else plain

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from plaudit.commands.listening import address_of, is_loopback, listen
+from plaudit.commands.listening import address_of, bounded_protocol, is_loopback, listen, serve_http
 
 
 def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C. If a library is missing, the ImportError has the install command."""
     try:
-        import uvicorn
-
         from plaudit.monitor.app import application
+
+        protocol = bounded_protocol()
     except ImportError as error:
         raise ImportError(
             f"the page needs {error.name}: pip install -e '.[serve]' in Plaudit's folder. Without it, each run keeps a "
@@ -32,7 +32,4 @@ def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str]
     page: Any = application(folder, names=names, token=token)
     listening = listen(host, port)
     say(f"the runs in {folder}: {address_of(listening)}/{f'#token={token}' if token else ''}  (Ctrl-C ends it)")
-    config = uvicorn.Config(
-        page, ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False, proxy_headers=False
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+    serve_http(page, protocol, listening)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plaudit.commands.listening import address_of, is_loopback, listen
+from plaudit.commands.listening import address_of, bounded_protocol, is_loopback, listen, serve_http
 from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.models.device import device_of
 from plaudit.rewards.judge import JudgeReward, Tokens
@@ -26,10 +26,6 @@ from plaudit.types import Score
 
 LEAST_TOKEN = 16
 """Fewest characters of a token."""
-HEADER_SECONDS = 10.0
-"""Seconds that a client may take to send a request's head."""
-OF_ONE_PEER = 256
-"""Most connections of one address. Beyond it, the oldest connections without a complete head are closed."""
 GATHERING = 0.001
 """Half of the seconds for which an idle model waits for further requests before it scores a batch. While the model is
 busy, requests gather anyway."""
@@ -103,10 +99,9 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
     token = token_of(settings)
     try:
-        import uvicorn
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-
         from plaudit.rewards.server import application
+
+        protocol = bounded_protocol()
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}: pip install -e '.[serve]' in Plaudit's folder") from None
     import torch
@@ -120,66 +115,10 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
     names = ("localhost", socket.gethostname(), settings.host, *settings.allow_hosts)
     served: Any = application(service, about=about, names=names, token=token)
-    config = uvicorn.Config(
-        served,
-        http=type("BoundedProtocol", (Bounded, H11Protocol), {}),
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=512,
-        timeout_graceful_shutdown=5,
-    )
     say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
     if judge.tokenizer.chat_template:
         say(f"plain prompts are read as {'chats' if service.as_chat else 'text'} (--chat, --text)")
-    uvicorn.Server(config).run(sockets=[listening])
-
-
-class Bounded:
-    """Limit connections that have not sent a whole request head. uvicorn's protocol waits for them forever, and they
-    count towards its limit."""
-
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    connections: set[Any]
-    cycle: Any
-    client: tuple[str, int] | None
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[misc]
-        self._watch()
-        assert self.client is not None
-        own = [one for one in self.connections if one.client and one.client[0] == self.client[0]]
-        if len(own) > OF_ONE_PEER:
-            waiting = [one for one in own if one._deadline is not None]
-            oldest = min(waiting, key=lambda one: one._deadline.when())
-            self.connections.discard(oldest)  # stops counting now, though the loop closes it later
-            oldest.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)  # type: ignore[misc]
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()  # type: ignore[misc]
-        self._watch()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(error)  # type: ignore[misc]
-
-    def _watch(self) -> None:
-        """Close a connection that has no open request and does not send a whole head in time."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._deadline = self._deadline or self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-        elif self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    serve_http(served, protocol, listening)
 
 
 def token_of(settings: ServeSettings) -> str | None:

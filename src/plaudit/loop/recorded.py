@@ -19,6 +19,7 @@ from typing import Any
 
 from plaudit.loop.progress import Moment
 from plaudit.monitor.sinks import JsonLines
+from plaudit.support.bounded import opened, record
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
 
 
@@ -64,10 +65,13 @@ class RecordedRun:
         """Number of complete steps."""
         self._places: dict[int, int] = {}  # offset of a group's line in the file, by the group's index
         self._line: tuple[int, dict[int, Any]] = (-1, {})  # the line read last: groups are asked for in order
-        for place, content in _lines(path):
-            self.threads = content.get("threads", self.threads)
-            self.steps = content.get("step", self.steps)
-            self._places |= {group["index"]: place for group in content.get("groups", ())}
+        try:
+            for place, content in _lines(path):
+                self.threads = int(content.get("threads", self.threads))
+                self.steps = int(content.get("step", self.steps))
+                self._places |= {int(group["index"]): place for group in content.get("groups", ())}
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{path} is no record of groups: {error!r:.200}") from error
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
         """Return the recorded group of this prompt. Raises RecordError if there is none, or if it has another
@@ -84,7 +88,7 @@ class RecordedRun:
 
     def _groups(self, place: int) -> dict[int, Any]:
         if self._line[0] != place:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 file.seek(place)
                 self._line = place, {group["index"]: group for group in json.loads(file.readline())["groups"]}
         return self._line[1]
@@ -93,10 +97,10 @@ class RecordedRun:
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the offset and the content of each whole line."""
     place = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         for line in file:
             if line.endswith(b"\n"):
-                yield place, json.loads(line)
+                yield place, record(line)
             place += len(line)
 
 

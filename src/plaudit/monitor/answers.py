@@ -9,16 +9,17 @@ directly from the file, without the index. A search says what share of the file 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plaudit.monitor.samples import Stretch, lines_between, stretches
+from plaudit.monitor.samples import Stretch, answer_of, lines_between, stretches
+from plaudit.support.bounded import LONGEST, MOST, UnreadableError, opened
 from plaudit.support.paths import cache_folder
 
 FORMAT = 1
@@ -27,6 +28,8 @@ AT_ONCE = 2_000
 """Answers that are indexed in one transaction. Between two transactions, queries are answered."""
 PATIENCE = 0.2
 """Most seconds that a query waits for the index."""
+OF_A_STEP = 1 << 30
+"""Most bytes of a step that is read without the index."""
 PAGE = 50
 BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
 """Fields by token, which are left out of answers in a list."""
@@ -80,7 +83,7 @@ class Answers:
 
     def __init__(self, path: Path):
         self.path = path
-        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=12).hexdigest()
+        name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=12).hexdigest()
         self.database = cache_folder() / "answers" / f"{name}.sqlite"
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -95,7 +98,7 @@ class Answers:
         found = self.path.stat()
         key = (found.st_mtime_ns, found.st_size)
         if self._steps[0] != key:
-            self._steps = key, stretches(self.path)
+            self._steps = key, stretches(self.path, OF_A_STEP)
         return self._steps[1]
 
     def find(self, question: Query) -> Found:
@@ -118,37 +121,48 @@ class Answers:
                 order = f"{_column(question.sort, parts)} {way} NULLS LAST, "
             text = f"SELECT at FROM answers{where} ORDER BY {order}id LIMIT ? OFFSET ?"
             places = [at for (at,) in database.execute(text, (*values, question.count, question.offset))]
-        return Found(total, [_listed(record, at) for at, record in self._read(places)], share, sorted(parts))
+        return Found(total, list(self._listed(self._read(places))), share, sorted(parts))
 
     def one(self, at: int) -> dict[str, Any]:
         """Return the whole record at an offset. Raises ValueError if no line begins there."""
         if at < 0 or at >= self.path.stat().st_size:
             raise ValueError(f"no answer begins at {at}")
         if at:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 file.seek(at - 1)
                 if file.read(1) != b"\n":
                     raise ValueError(f"no answer begins at {at}")
         for _, line in lines_between(self.path, at):
-            record: dict[str, Any] = json.loads(line)
-            return record | {"at": at}
+            return answer_of(self.path, at, line) | {"at": at}
         raise ValueError(f"no answer begins at {at}")
 
     def _of_step(self, question: Query) -> Found:
-        records = []
+        total, parts, shown = 0, set[str](), list[tuple[int, bytes]]()
         for one in self.steps():
-            if one.step == question.step:
-                records += [(at, json.loads(line)) for at, line in lines_between(self.path, one.begin, one.end)]
-        records = [(at, record) for at, record in records if question.kind in ("", record.get("kind"))]
-        parts = {name for _, record in records for name in record.get("parts", {})}
-        shown = records[question.offset : question.offset + question.count]
-        return Found(len(records), [_listed(record, at) for at, record in shown], parts=sorted(parts))
+            if one.step != question.step:
+                continue
+            for at, line in lines_between(self.path, one.begin, one.end):
+                found = answer_of(self.path, at, line)
+                if question.kind in ("", found.get("kind")):
+                    parts |= (found.get("parts") or {}).keys()
+                    shown += [(at, line)] * (question.offset <= total < question.offset + question.count)
+                    total += 1
+        return Found(total, list(self._listed(shown)), parts=sorted(parts))
 
-    def _read(self, places: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        with self.path.open("rb") as file:
+    def _read(self, places: list[int]) -> Iterator[tuple[int, bytes]]:
+        with opened(self.path) as file:
             for at in places:
                 file.seek(at)
-                yield at, json.loads(file.readline())
+                yield at, file.readline(LONGEST)
+
+    def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
+        """Yield the answers of a list. Raises UnreadableError if they have more than MOST bytes."""
+        size = 0
+        for at, line in lines:
+            if (size := size + len(line)) > MOST:
+                raise UnreadableError(f"{self.path}: these answers have more than {MOST:,} bytes: ask for fewer")
+            found = answer_of(self.path, at, line)
+            yield {name: value for name, value in found.items() if name not in BY_TOKEN} | {"at": at}
 
     # --- the index
 
@@ -188,11 +202,11 @@ class Answers:
                 for place, line in lines_between(self.path, int(_value(database, "read"))):
                     batch.append((place, line))
                     if len(batch) == AT_ONCE:
-                        _add(database, batch)
+                        _add(database, self.path, batch)
                         batch = []
                 if batch:
-                    _add(database, batch)
-        except (sqlite3.Error, OSError, ValueError, KeyError) as error:
+                    _add(database, self.path, batch)
+        except (sqlite3.Error, OSError, ValueError, OverflowError) as error:  # the last: a number of more than 64 bits
             self.failed = error
 
     def _same(self, database: sqlite3.Connection) -> bool:
@@ -200,7 +214,7 @@ class Answers:
         read, at = int(_value(database, "read")), int(_value(database, "at"))
         if not read:
             return True
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(at)
             return bool(_digest(file.read(read - at)) == _value(database, "last"))
 
@@ -220,13 +234,13 @@ def _begin(database: sqlite3.Connection, *, again: bool) -> None:
     database.commit()
 
 
-def _add(database: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
+def _add(database: sqlite3.Connection, path: Path, lines: list[tuple[int, bytes]]) -> None:
     """Index further lines, in one transaction."""
     parts = dict(database.execute("SELECT name, number FROM parts"))
     (first,) = database.execute("SELECT coalesce(max(id), 0) + 1 FROM answers").fetchone()
     rows, texts = [], []
     for number, (at, line) in enumerate(lines, first):
-        record = json.loads(line)
+        record = answer_of(path, at, line)
         told = record.get("parts") or {}
         for name in told.keys() - parts.keys():
             parts[name] = len(parts)
@@ -280,10 +294,6 @@ def _column(name: str, parts: dict[str, int]) -> str:
     if name.startswith("part:") and name[5:] in parts:
         return f"part{parts[name[5:]]}"
     raise ValueError(f"answers have no field {name!r}; they have {', '.join((*FIELDS, *(f'part:{p}' for p in parts)))}")
-
-
-def _listed(record: dict[str, Any], at: int) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in BY_TOKEN} | {"at": at}
 
 
 def _value(database: sqlite3.Connection, name: str) -> Any:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -25,13 +24,17 @@ from plaudit.monitor.answers import PAGE, Answers, Query
 from plaudit.monitor.door import STRANGER, Door
 from plaudit.monitor.export import SCRIPTS, STYLES, exported, shell
 from plaudit.monitor.folders import EVALUATED, Followed, columns, differences, joined, runs_in, settings_of, summary
+from plaudit.monitor.sinks import as_json
 from plaudit.monitor.templates import WEB
 from plaudit.support.requests import known_hosts
+from plaudit.support.visible import visible
 
 EVENTS = 20_000
 """Stretches of time that the page gets at once, the latest."""
 MOST = 500
 """Answers of one request."""
+REFUSED = (ValueError, OverflowError, TypeError, AttributeError, RecursionError, OSError)
+"""What reading a request or a run's files raises for what is not as a run writes it."""
 Given = Mapping[str, str]
 
 
@@ -54,7 +57,8 @@ class RunsReader:
 
     def records(self, path: Path) -> list[dict[str, Any]]:
         with self._lock:
-            return list(self._followed.setdefault(path, Followed(path)).look())
+            followed = self._followed.setdefault(path, Followed(path))
+        return followed.look()  # a file of one run keeps those of others waiting for nothing
 
     def runs(self, given: Given) -> Any:
         return {
@@ -139,9 +143,9 @@ def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: s
             reader.run(request.query_params)
             text = exported(lambda what, given: answers[what](given), request.query_params)
         except LookupError as error:
-            return PlainTextResponse(str(error.args[0]), 404)
-        except ValueError as error:
-            return PlainTextResponse(str(error)[:300], 400)
+            return PlainTextResponse(visible(str(error.args[0]), line=True), 404)
+        except REFUSED as error:
+            return PlainTextResponse(visible(str(error)[:300], line=True), 400)
         return Response(text, media_type="application/octet-stream")
 
     routes.append(Route("/api/export", export))
@@ -161,11 +165,11 @@ def _json(ask: Callable[[Given], Any]) -> Callable[[Request], Response]:
 
     def answer(request: Request) -> Response:
         try:
-            body = json.dumps(ask(request.query_params), ensure_ascii=False, allow_nan=False)
+            body = as_json(ask(request.query_params))
         except LookupError as error:
-            return PlainTextResponse(str(error.args[0]), 404)
-        except (ValueError, OverflowError) as error:
-            return PlainTextResponse(str(error)[:300], 400)
+            return PlainTextResponse(visible(str(error.args[0]), line=True), 404)
+        except REFUSED as error:
+            return PlainTextResponse(visible(str(error)[:300], line=True), 400)
         return Response(body, media_type="application/json")
 
     return answer

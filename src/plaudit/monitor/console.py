@@ -142,7 +142,12 @@ class Reporter:
             TimeRemainingColumn,
         )
 
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         left = (TextColumn("left"), TimeRemainingColumn())
         self._bar = Progress(*columns, *left, console=self.console, transient=True, refresh_per_second=4)
         self._bar.start()
@@ -166,7 +171,7 @@ class ProgressBar:
     """One stretch of work with a known end."""
 
     def __init__(self, reporter: Reporter, title: str, total: int, done: int):
-        self.reporter, self.title, self.total, self.done = reporter, title, total, done
+        self.reporter, self.title, self.total, self.done = reporter, visible(title, line=True), total, done
         self.started_at = done
         self._bar: Bar | None = None
         self._task: TaskID | None = None

@@ -1,18 +1,26 @@
 """The runs below a folder, as the page shows them: what they are, how they go, their settings and figures. Only reads.
 
 settings.yaml, log.txt, metrics.jsonl, health.jsonl, events.jsonl -> plain values, as JSON has them
+
+A folder may be anyone's: what cannot be read of a run is that run's reason, and other runs are shown.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from plaudit.support.bounded import MOST as MOST_BYTES
+from plaudit.support.bounded import UnreadableError, lines, opened, record, yaml_text
 from plaudit.support.fields import flat
 from plaudit.support.visible import visible
 
@@ -20,12 +28,16 @@ DEPTH = 4
 """How far below the folder runs are looked for."""
 MOST = 500
 """Runs that are shown, the newest."""
+LOOKED_AT, ENTRIES = 20_000, 10_000
+"""Most folders that are looked through for runs, and entries of each."""
 SILENT = 120.0
 """Seconds without a word after which a run that has not ended is called silent."""
 MEASURED = ("validation/", "evaluation/")
 """Beginnings of the names of figures that few steps have."""
 POINTS = 3000
 """Steps that a curve has at most; of more, every n-th and the last."""
+NAMES = 1000
+"""Figures that are shown of a run; their number times POINTS bounds an answer."""
 TAIL = 16_000
 """Bytes of a log's end."""
 EVALUATED = "evaluations.jsonl"
@@ -34,6 +46,8 @@ PORT = 8010
 """The port of `plaudit monitor --serve`, unless another one is given."""
 RUN = ("metrics.jsonl", "settings.yaml")
 """A folder with one of these is a run."""
+FILES = (*RUN, "log.txt", "samples.jsonl", "samples.index.jsonl", "health.jsonl", "events.jsonl", EVALUATED)
+"""What is read of a run."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")
 
 
@@ -44,33 +58,65 @@ def address_of_run(folder: Path) -> str:
 
 def runs_in(folder: Path) -> dict[str, Path]:
     """Return the runs by name, which is their path below the folder ("." for the folder itself), the newest first."""
-    found = {}
-    for path in _folders(folder, DEPTH):
-        if any((path / name).is_file() for name in RUN):
-            found[path.relative_to(folder).as_posix()] = path
-    newest = sorted(found, key=lambda name: -changed(found[name]))[:MOST]
-    return {name: found[name] for name in newest}
+    found = dict(islice(_folders(folder, ".", DEPTH, set()), LOOKED_AT))
+    runs = {name: path for name, path in found.items() if any(os.path.lexists(path / one) for one in RUN)}
+    newest = sorted(runs, key=lambda name: -changed(runs[name]))[:MOST]
+    return {visible(name, line=True): runs[name] for name in newest}
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    yield folder
-    if depth and not (folder / "checkpoints").is_dir():
-        try:
-            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        except OSError:
+def _folders(folder: Path, name: str, depth: int, seen: set[tuple[int, int]]) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of each folder, once even if links lead to it again."""
+    try:
+        found = folder.stat()
+        if (found.st_dev, found.st_ino) in seen:
             return
-        for path in inner:
-            yield from _folders(path, depth - 1)
+        seen.add((found.st_dev, found.st_ino))
+        with os.scandir(folder) as entries:
+            inner = [one.name for one in islice(entries, ENTRIES) if not one.name.startswith(".") and _is_folder(one)]
+    except OSError:
+        return
+    yield name, folder
+    if depth and "checkpoints" not in inner:
+        for one in sorted(inner):
+            yield from _folders(folder / one, one if name == "." else f"{name}/{one}", depth - 1, seen)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
 
 
 def changed(folder: Path) -> float:
     """Return when a run's figures or its log were last written, in seconds since 1970."""
-    times = [path.stat().st_mtime for name in (*RUN, "log.txt") if (path := folder / name).exists()]
-    return max(times, default=0.0)
+    return max((_stat(folder / name)[0] for name in (*RUN, "log.txt")), default=0.0)
+
+
+def _stat(path: Path) -> tuple[float, int]:
+    """When a file was last written, and its size; zeros if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0.0, 0
+    return found.st_mtime, found.st_size
 
 
 def summary(name: str, folder: Path) -> dict[str, Any]:
-    """One row of the list of runs."""
+    """One row of the list of runs. A run whose files cannot be read has the state "unreadable", and the reason."""
+    row = {"name": name, "method": "", "state": "unreadable", "step": 0, "steps": 0, "changed": changed(folder)}
+    row |= {"answers": os.path.lexists(folder / "samples.jsonl"), "last": ""}
+    try:
+        for one in FILES:
+            if os.path.lexists(folder / one):
+                opened(folder / one).close()
+        return row | _progress(folder) | {"method": str(settings_of(folder).get("method", ""))[:100]}
+    except (OSError, ValueError) as error:
+        return row | {"last": visible(str(error)[:300], line=True)}
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    """How a run goes, by its log."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
     told = [line[20:] for line in log.splitlines() if line[20:21].strip()]  # an indented line belongs to one above
@@ -80,36 +126,42 @@ def summary(name: str, folder: Path) -> dict[str, Any]:
         state = "done"
     elif last.startswith("the run ended:"):
         state = "stopped" if "stopped" in last else "failed"
-    step = int(steps[-1][0]) if steps else 0
-    return {
-        "name": name,
-        "method": settings_of(folder).get("method", ""),
-        "state": state,
-        "step": step,
-        "steps": int(steps[-1][1]) if steps else 0,
-        "changed": changed(folder),
-        "answers": (folder / "samples.jsonl").exists(),
-        "last": visible(last[:300], line=True) if state in ("failed", "stopped") else "",
-    }
+    step, of = map(int, steps[-1]) if steps else (0, 0)
+    shown = visible(last[:300], line=True) if state in ("failed", "stopped") else ""
+    return {"state": state, "step": step, "steps": of, "last": shown}
 
 
 def _tail(path: Path) -> str:
     if not path.exists():
         return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        return file.read().decode("utf-8", errors="replace")
+    with opened(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        return file.read(TAIL).decode("utf-8", errors="replace")
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """A run's settings by key, {"learn.precision": "float32"}; {} if the file is absent or was cut off."""
+    """A run's settings by key, {"learn.precision": "float32"}; {} if the file is absent. Raises UnreadableError."""
+    path = folder / "settings.yaml"
+    found = _settings(path, *_stat(path)) if os.path.lexists(path) else {}
+    if isinstance(found, UnreadableError):
+        raise found
+    return found
+
+
+@lru_cache(MOST)
+def _settings(path: Path, written: float, size: int) -> dict[str, Any] | UnreadableError:
+    """Read a file of settings once while it stays the same, or return why it cannot be read."""
     import yaml
 
     try:
-        tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return flat(tree) if isinstance(tree, dict) else {}
+        tree = yaml.safe_load(yaml_text(path))
+    except UnreadableError as error:
+        return error
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:  # ValueError: a date that is none
+        return UnreadableError(f"{path} cannot be read as settings: {' '.join(str(error).split())}")
+    found = flat(tree) if isinstance(tree, dict) else {}
+    plain = (str, int, float, list, dict, type(None))
+    return {key: value if isinstance(value, plain) else str(value) for key, value in found.items()}
 
 
 class Followed:
@@ -120,38 +172,41 @@ class Followed:
         self.path = path
         self.records: list[dict[str, Any]] = []
         self._read, self._identity = 0, (0, 0)
+        self._lock = threading.Lock()
 
     def look(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        found = self.path.stat()
-        if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._read:
-            self.records, self._read, self._identity = [], 0, (found.st_dev, found.st_ino)
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # torn, or being written
-                self._read += len(line)
-                record = _parsed(line)
-                if record is not None:
-                    self.records.append(record)
-        return self.records
+        """Return all records so far. Raises UnreadableError for what is no file of records, or too large for one."""
+        with self._lock:
+            if not self.path.exists():
+                return []
+            found = self.path.stat()
+            if found.st_size > MOST_BYTES:
+                raise UnreadableError(f"{self.path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read")
+            if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._read:
+                self.records, self._read, self._identity = [], 0, (found.st_dev, found.st_ino)
+            for begin, line in lines(self.path, self._read):  # a torn line, or one being written, comes later
+                self._read = begin + len(line)
+                if (one := _parsed(line)) is not None:
+                    self.records.append(one)
+            return list(self.records)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        return record(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) else None
 
 
 def joined(records: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return records by step, with what others say of the same step."""
-    found = {record["step"]: record for record in records if "step" in record}
-    for record in more:
-        found[record["step"]] = {**found.get(record["step"], {}), **record}
+    """Return records by step, with what others say of the same step. Those without a step are left out."""
+    found: dict[float, dict[str, Any]] = {}
+    for one in records:
+        if (step := finite(one.get("step"))) is not None:
+            found[step] = one
+    for one in more:
+        if (step := finite(one.get("step"))) is not None:
+            found[step] = {**found.get(step, {}), **one}
     return [found[step] for step in sorted(found)]
 
 
@@ -162,20 +217,23 @@ def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     kept = records[::every]
     if records and kept[-1] is not records[-1]:
         kept.append(records[-1])
-    names = dict.fromkeys(name for record in kept for name, value in record.items() if _is_number(value))
+    told = dict.fromkeys(name for one in kept for name, value in one.items() if value is None or finite(value) == value)
+    names = dict(islice(told.items(), NAMES))
     if every > 1:  # figures of few steps, such as a validation's, are not left out
         rare = [name for name in names if name.startswith(MEASURED)]
-        more = [record for record in records if any(name in record for name in rare)]
+        more = [one for one in records if any(name in one for name in rare)]
+        more = more[:: max(1, -(-len(more) // POINTS))]
         kept = sorted({record["step"]: record for record in (*kept, *more)}.values(), key=lambda one: one["step"])
-    return {name: [_number(record.get(name)) for record in kept] for name in names}
+    return {name: [finite(one.get(name)) for one in kept] for name in names}
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None
+def finite(value: Any) -> float | None:
+    """Return a number that a float can hold, or None for anything else."""
+    try:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of 400 digits
+        return None
+    return value if number else None
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:

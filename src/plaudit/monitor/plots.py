@@ -8,20 +8,25 @@ Left out: interaction and live updates. matplotlib is imported on drawing only, 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.monitor.console import STAMP
-from plaudit.monitor.sinks import read_jsonl
+from plaudit.monitor.folders import changed
+from plaudit.monitor.sinks import read_figures
+from plaudit.support.bounded import opened
+from plaudit.support.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
 PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2ba3a8", "#8c8c8c")
+LARGEST = 1e100
+"""Largest number that is drawn: matplotlib cannot place 1e308 and -1e308 on one axis."""
 LINES = ("-", ":", "-.")
 """Colour of runs for which no other colour is left."""
 STYLE: Any = {  # the type that matplotlib gives its keys differs between its versions
@@ -85,7 +90,7 @@ class PlottedRun:
 
     def curve(self, metric: str) -> PlottedCurve:
         """Return a metric's points, without steps in which it is missing or not finite."""
-        points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
+        points = [(r["step"], r[metric]) for r in self.records if drawable(r.get("step")) and drawable(r.get(metric))]
         return PlottedCurve(self.name, [step for step, _ in points], [value for _, value in points])
 
     def validation(self, metric: str) -> PlottedCurve:
@@ -110,14 +115,22 @@ class Panel:
     curves: list[PlottedCurve] = field(default_factory=list)
 
 
-def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list[Path]:
+def drawable(value: Any) -> bool:
+    """True for a number that matplotlib can place on an axis."""
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+
+
+def draw(
+    log_dir: Path, plot_type: str = "all", out: Path | None = None, *, say: Callable[[str], None] = print
+) -> list[Path]:
     """Write `<plot_type>.png` for the runs under `log_dir` into `out` (default: `log_dir`/plots); return the files.
 
-    "all" draws what there is; a type that is asked for and has no figures is an error.
+    `say` gets a line for each run that cannot be read and is left out. "all" draws what there is; a type that is asked
+    for and has no figures is an error.
     """
     if plot_type not in PLOT_TYPES:
         raise ValueError(f"plot_type={plot_type!r} is unknown. Choose one of: {', '.join(PLOT_TYPES)}.")
-    runs = find_runs(log_dir)
+    runs = find_runs(log_dir, say)
     wanted = [name for name in PLOT_TYPES if name != "all"] if plot_type == "all" else [plot_type]
     plots = {name: panels for name in wanted if (panels := _panels(name, runs))}
     if not plots:
@@ -138,8 +151,8 @@ def draw_together(runs: Sequence[PlottedRun], path: Path) -> Path | None:
     return _save(panels, path) if panels else None
 
 
-def find_runs(log_dir: Path) -> list[PlottedRun]:
-    """Every run in the folder or below it, in the order in which they began."""
+def find_runs(log_dir: Path, say: Callable[[str], None] = print) -> list[PlottedRun]:
+    """Every run in the folder or below it, in the order in which they began. `say` gets why others are left out."""
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
     files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
@@ -154,18 +167,23 @@ def find_runs(log_dir: Path) -> list[PlottedRun]:
     for file in files:
         own = file.parent.resolve()
         name = own.name if own == root else own.relative_to(root).as_posix()
-        runs.append(PlottedRun(name, own.name, read_jsonl(file)))
+        try:
+            runs.append(PlottedRun(visible(name, line=True), visible(own.name, line=True), read_figures(file)))
+        except (OSError, ValueError) as error:
+            say(f"left out: {visible(str(error), line=True)}")
+    if not runs:
+        raise ValueError(f"No {METRICS} in {log_dir} can be read. Correct or remove the lines that are named above.")
     return runs
 
 
 def _began(metrics: Path) -> str:
     """When a run began, by its log; without one, when its figures were last written."""
     try:
-        with (metrics.parent / LOG).open(encoding="utf-8", errors="replace") as log:
-            stamp = log.readline()[:19]
+        with opened(metrics.parent / LOG) as log:
+            stamp = log.read(19).decode()
         time.strptime(stamp, STAMP)
     except (OSError, ValueError):
-        return time.strftime(STAMP, time.localtime(metrics.stat().st_mtime))
+        return time.strftime(STAMP, time.localtime(changed(metrics.parent)))
     return stamp
 
 
@@ -257,17 +275,18 @@ def _fill(axes: Axes, panel: Panel) -> None:
 
     numbers: dict[str, int] = {}
     for curve in panel.curves:
+        label = _plain(curve.label)
         number = numbers.setdefault(curve.label.removesuffix(", validation"), len(numbers))
         colour, line = PALETTE[number % len(PALETTE)], LINES[number // len(PALETTE) % len(LINES)]
         if curve.measured:
-            axes.plot(curve.steps, curve.values, "o--", color=colour, markersize=4, linewidth=1, label=curve.label)
+            axes.plot(curve.steps, curve.values, "o--", color=colour, markersize=4, linewidth=1, label=label)
         elif len(curve.steps) < 10:
-            axes.plot(curve.steps, curve.values, f"o{line}", color=colour, markersize=3, label=curve.label)
+            axes.plot(curve.steps, curve.values, f"o{line}", color=colour, markersize=3, label=label)
         else:
             width = max(3, len(curve.steps) // 15)
             axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.35)
-            axes.plot(curve.steps, smooth(curve.values, width), line, color=colour, linewidth=1.9, label=curve.label)
-    axes.set_title(panel.title)
+            axes.plot(curve.steps, smooth(curve.values, width), line, color=colour, linewidth=1.9, label=label)
+    axes.set_title(_plain(panel.title))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
@@ -276,3 +295,8 @@ def _fill(axes: Axes, panel: Panel) -> None:
         axes.legend(loc="best")
     else:  # beside the curves, which it would cover
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _plain(name: str) -> str:
+    """A run's name as matplotlib shows it: a dollar would begin a formula."""
+    return name.replace("$", r"\$")

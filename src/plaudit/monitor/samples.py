@@ -9,13 +9,16 @@ the file. Left out: reading answers, which `answers.py` does.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from plaudit.monitor.sinks import as_line, read_jsonl, replace_file
+from plaudit.monitor.sinks import as_line, replace_file
+from plaudit.support.bounded import UnreadableError, lines, record
 
 FIRST = 0.05
 """Share of the budget that the first step may take, so that a long run records its first answers completely."""
@@ -63,7 +66,7 @@ class Samples:
         groups, limit = 0, self._limit(step)
         for kind, (_, found) in kinds.items():
             for number, group in enumerate(found):
-                made = [as_line({"step": step, "kind": kind, **record}).encode() for record in group]
+                made = [as_line({"step": step, "kind": kind, **one}).encode() for one in group]
                 size = self._size + sum(map(len, lines)) + sum(map(len, made))
                 if size > (self.budget if number < guaranteed(kind, step) else limit):
                     break
@@ -113,41 +116,59 @@ def index_of(path: Path) -> Path:
     return path.with_suffix(".index.jsonl")
 
 
-def stretches(path: Path) -> list[Stretch]:
-    """Return where each step's answers are, also in a file that is being written or that a crash left incomplete."""
+def stretches(path: Path, most: float = math.inf) -> list[Stretch]:
+    """Return where each step's answers are, also in a file that is being written or that a crash left incomplete.
+    Raises UnreadableError if a step, or what the index lacks, has more than `most` bytes."""
     size, index = path.stat().st_size if path.exists() else 0, index_of(path)
     found: list[Stretch] = []
-    for record in read_jsonl(index) if index.exists() else ():
-        one = Stretch(**record)
-        if one.begin != (found[-1].end if found else 0) or one.end > size:
+    for _, line in lines(index) if index.exists() else ():
+        one = _stretch(line)
+        if one is None or one.begin != (found[-1].end if found else 0) or not one.begin < one.end <= size:
             break
         found.append(one)
     end = found[-1].end if found else 0
+    if (largest := max((one.end - one.begin for one in found), default=0)) > most or size - end > most:
+        raise UnreadableError(f"{path}: {max(largest, size - end):,} bytes are of one step, or not in its index")
     return found if end == size else [*found, *_scanned(path, end)]
 
 
 def lines_between(path: Path, begin: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the text of each whole line from `begin` on."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        for line in file:
-            if not line.endswith(b"\n") or (end is not None and begin >= end):
-                return
-            yield begin, line
-            begin += len(line)
+    return takewhile(lambda one: end is None or one[0] < end, lines(path, begin))
+
+
+def answer_of(path: Path, place: int, line: bytes) -> dict[str, Any]:
+    """Read a line of answers. Raises UnreadableError for what no run writes."""
+    try:
+        found = record(line)
+    except ValueError as error:
+        raise UnreadableError(f"{path}: no answer begins at byte {place}: {error}") from error
+    parts, versions = found.get("parts") or {}, found.get("versions") or []
+    if type(found.get("step")) is not int or not isinstance(parts, dict) or not isinstance(versions, list):
+        raise UnreadableError(f"{path}: the line at byte {place} is no answer: it needs a step, parts and versions")
+    return found
+
+
+def _stretch(line: bytes) -> Stretch | None:
+    """Read a line of the index; None if it is none."""
+    try:
+        one = Stretch(**record(line))
+    except (ValueError, TypeError):
+        return None
+    return one if all(type(value) is int for value in asdict(one).values()) else None
 
 
 def _scanned(path: Path, begin: int) -> Iterator[Stretch]:
-    """Yield the steps of the lines that the index lacks."""
+    """Yield the steps of the lines that the index lacks. Raises UnreadableError for a line that is no answer."""
     step, start, answers, groups = -1, begin, 0, set[Any]()
     for place, line in lines_between(path, begin):
-        record = json.loads(line)
-        if record["step"] != step and answers:
+        one = answer_of(path, place, line)
+        if one["step"] != step and answers:
             yield Stretch(step, start, place, answers, len(groups), len(groups))
             start, answers, groups = place, 0, set()
-        step, begin = record["step"], place + len(line)
+        step, begin = one["step"], place + len(line)
         answers += 1
-        groups.add((record.get("kind"), record.get("group")))
+        groups.add((str(one.get("kind")), str(one.get("group"))))
     if answers:
         yield Stretch(step, start, begin, answers, len(groups), len(groups))
 

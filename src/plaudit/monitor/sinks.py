@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from plaudit.support.bounded import MOST, UnreadableError, content, record
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
 
@@ -64,20 +65,40 @@ class JsonLines:
 
 def as_line(record: Mapping[str, Any]) -> str:
     """A record as a line of JSON without control characters. Numbers that are not finite are null."""
+    return visible(_encoded(record)) + "\n"
+
+
+def as_json(values: Any) -> bytes:
+    """Plain values as JSON. Numbers that are not finite are null."""
+    return _encoded(values).encode("utf-8", "backslashreplace")  # lone surrogates as JSON writes them
+
+
+def _encoded(values: Any) -> str:
     try:
-        text = _encode(record)
+        return _encode(values)
     except (ValueError, TypeError):  # rare, and looked for in no other record: most have thousands of numbers
-        text = _encode(_finite(record))
-    return visible(text) + "\n"
+        return _encode(_finite(values))
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read every whole record of a file, which may still be written to: a torn last line is left out."""
-    content = path.read_bytes()
-    lines = content.splitlines()
-    if lines and not content.endswith(b"\n") and not _whole(lines[-1]):
+def read_jsonl(path: Path, most: float = math.inf) -> list[dict[str, Any]]:
+    """Read every whole record of a file, which may still be written to: a torn last line is left out. Raises ValueError
+    for a line that is none, and for more than `most` bytes."""
+    found = content(path, most)
+    lines = found.splitlines()
+    if lines and not found.endswith(b"\n") and not _whole(lines[-1]):
         lines.pop()
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def read_figures(path: Path) -> list[dict[str, Any]]:
+    """Read a run's metrics, whoever wrote them. Raises ValueError for a record without a step or with a figure that is
+    no number."""
+    found = read_jsonl(path, MOST)
+    for number, one in enumerate(found, 1):
+        for name, value in (("step", one.get("step", "")), *one.items()):
+            if not (isinstance(value, int | float) or (value is None and name != "step")):
+                raise UnreadableError(f"{path}:{number}: {name:.100} is not a number. Remove or correct that line.")
+    return found
 
 
 def _step(line: bytes, path: Path, number: int) -> float:
@@ -87,22 +108,18 @@ def _step(line: bytes, path: Path, number: int) -> float:
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        return record(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
-    if not isinstance(record, dict):
-        raise ValueError(
-            f"{path}:{number} is not a JSON object but {type(record).__name__}. Remove or correct that line."
-        )
-    return record
+        raise UnreadableError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
 
 
 def _whole(line: bytes) -> bool:
     """True if the line is a complete record: part of an object is never JSON, since its brace is missing."""
     try:
-        return isinstance(json.loads(line), dict)
+        record(line)
     except ValueError:
         return False
+    return True
 
 
 def _repair(path: Path) -> None:

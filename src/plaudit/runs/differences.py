@@ -13,6 +13,7 @@ import yaml
 from omegaconf.errors import OmegaConfBaseException
 
 from plaudit.settings.tree import Settings, resolved
+from plaudit.support.bounded import yaml_text
 from plaudit.support.fields import flat
 from plaudit.support.paths import at_home
 
@@ -45,8 +46,8 @@ def compared(theirs: Path, values: tuple[dict[str, Any], ...]) -> dict[str, tupl
     have the method's choice."""
     here, adapted, default = values
     try:
-        there = read_flat(theirs.read_text(encoding="utf-8", errors="replace"))
-    except (yaml.YAMLError, OmegaConfBaseException):
+        there = read_flat(yaml_text(theirs))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError):
         return None
     there = {key: default[key] for key in here if key in default} | there
     pairs = {key: (there.get(key), here.get(key)) for key in {**there, **here}}

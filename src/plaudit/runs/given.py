@@ -28,7 +28,7 @@ from plaudit.models.load import load_tokenizer
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.records import CHECKPOINTS, SETTINGS
-from plaudit.settings.recipes import load_settings, read_yaml
+from plaudit.settings.recipes import load_settings, read_saved, read_yaml
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
@@ -251,7 +251,7 @@ def _refuse_others(settings: Settings) -> None:
     if not (folder / SETTINGS).is_file() or not (folder / CHECKPOINTS / "state").is_dir():
         return
     try:
-        there = read_yaml(folder / SETTINGS)
+        there = read_saved(folder / SETTINGS)
         before = {"data": there["data"]["train"], "validation": there["data"]["validation"]}
         here = {"data": settings.data.train, "validation": settings.data.validation}
         kinds = _kinds(there["rewards"]), _kinds(settings.rewards)

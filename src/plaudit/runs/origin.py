@@ -5,14 +5,14 @@ settings.yaml, data.json -> folders to look in -> settings, in which the relativ
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plaudit.runs.records import DATA, SETTINGS, STARTED
-from plaudit.settings.recipes import read_yaml
+from plaudit.settings.recipes import read_saved
+from plaudit.support.bounded import content, record
 from plaudit.support.paths import at_home
 
 PATHS = re.compile(
@@ -24,7 +24,7 @@ PATHS = re.compile(
 
 def settings_of_run(folder: Path) -> dict[str, Any]:
     """Read a run's settings, as nested mappings. Raises SettingsError if they cannot be read."""
-    settings = read_yaml(folder / SETTINGS)
+    settings = read_saved(folder / SETTINGS)
     found: dict[str, Any] = _found(settings, "", _homes(folder, settings))
     return found
 
@@ -32,7 +32,7 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
 def _homes(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
     """Where the run was started; and, if it was moved with all around it, what is there now."""
     try:
-        report = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        report = record(content(folder / DATA))
         started = [Path(report[STARTED])]
     except (OSError, ValueError, KeyError, TypeError):
         started = []

@@ -23,10 +23,11 @@ from typing import Any
 from plaudit.loop.checkpoint import Store, make_folder
 from plaudit.loop.copies import Copies
 from plaudit.loop.recorded import RecordedRun
-from plaudit.monitor.sinks import read_jsonl, replace_file
+from plaudit.monitor.sinks import read_figures, read_jsonl, replace_file
 from plaudit.runs.differences import compared, differences, three_views, within
 from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.address import AddressError
+from plaudit.support.bounded import SETTINGS_BYTES, content, record
 from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
 
@@ -87,7 +88,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record per step, oldest first."""
-        return read_jsonl(self.folder / METRICS)
+        return read_figures(self.folder / METRICS)
 
     @property
     def frame(self) -> Any:
@@ -317,7 +318,7 @@ def refuse_another(settings: Settings, folder: Path) -> None:
 def _before_in(folder: Path, key: str) -> str | None:
     """Return a top-level setting of a run's file, which may be incomplete."""
     path = folder / SETTINGS
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    text = content(path, SETTINGS_BYTES).decode(errors="replace") if path.exists() else ""
     found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
     return found[1] if found else None
 
@@ -325,7 +326,7 @@ def _before_in(folder: Path, key: str) -> str | None:
 def other_rows(folder: Path, report: dict[str, Any]) -> bool:
     """True if a data report has other rows than the run's saved report, provided that this can be read."""
     try:
-        before = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        before = record(content(folder / DATA))
     except (OSError, ValueError):
         return False
     return bool(_of_rows(before) != _of_rows(json.loads(json.dumps(report))))
@@ -365,15 +366,15 @@ def open_record(settings: Settings) -> RecordedRun | None:
         raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
     if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
         raise SettingsError(f"rollout.replay={folder} is this run's own folder: set another name for the replay")
-    record = RecordedRun(folder / GROUPS)
-    if not record.steps:
+    recorded = RecordedRun(folder / GROUPS)
+    if not recorded.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
     different = differences(folder / SETTINGS, three_views(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
-    if settings.threads not in (None, record.threads):
-        different.append(f"threads: {record.threads} there, {settings.threads} here")
+    if settings.threads not in (None, recorded.threads):
+        different.append(f"threads: {recorded.threads} there, {settings.threads} here")
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
         raise SettingsError(
             f"{folder} was recorded with other settings. To replay it, set these to the same values:\n{listed}"
         )
-    return record
+    return recorded

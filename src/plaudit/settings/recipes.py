@@ -19,6 +19,7 @@ from typing import Any
 
 from plaudit.settings.checks import check
 from plaudit.settings.importers.read import read
+from plaudit.settings.importers.read import read_saved as read_saved
 from plaudit.settings.importers.read import read_yaml as read_yaml
 from plaudit.settings.importers.table import Imported
 from plaudit.settings.spellings import meant

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plaudit.support.bounded import opened
 from plaudit.support.paths import cache_folder
 
 MANIFEST = "manifest.json"
@@ -118,7 +119,7 @@ def local_copy(address: str) -> Path:
 
 def digest_of(path: Path) -> str:
     """The SHA-256 digest of a file."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

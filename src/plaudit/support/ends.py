@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import ClassVar
+
+from plaudit.support.bounded import content, record
 
 
 class Ended(RuntimeError):
@@ -32,5 +33,5 @@ def best_checkpoint(state: Path) -> str | None:
     """Name of the checkpoint with the best evaluation, as known to this `state` folder; None if evaluations were not
     compared (`evaluate.best`)."""
     values = state / "values.json"
-    best = json.loads(values.read_text(encoding="utf-8")).get("best") if values.exists() else None
+    best = record(content(values)).get("best") if values.exists() else None
     return None if best is None else best["checkpoint"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from plaudit.settings.tree import SettingsError
+from plaudit.support.bounded import UnreadableError, yaml_text
 from plaudit.support.paths import at_home
 
 
@@ -39,15 +41,30 @@ def _python(text: str) -> Any:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping and resolve interpolations. Raises SettingsError, with the line of an error in the YAML."""
-    import yaml
     from omegaconf import OmegaConf
+
+    return _mapping(path, lambda: OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """Read the settings that a run saved, which others may have written: bounded, and nothing in them is resolved.
+    Raises SettingsError."""
+    from omegaconf import OmegaConf
+
+    return _mapping(path, lambda: OmegaConf.to_container(OmegaConf.create(yaml_text(path))))
+
+
+def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
+    import yaml
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        content = read()
     except FileNotFoundError as error:
         raise SettingsError(f"there is no recipe {path}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except UnreadableError as error:  # it names the file
+        raise SettingsError(str(error)) from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, OSError) as error:
         raise SettingsError(f"{path} cannot be read as settings: {error}") from error
     if not isinstance(content, dict):
         raise SettingsError(f"{path} holds a {type(content).__name__}, but a recipe is a mapping of keys")
