@@ -59,13 +59,13 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reviews, "REVIEWS", chosen)
     place = tmp_path / "lab"
     for variant in chosen:  # in this process, which has the small sizes
-        variant.measured(place, 0)
-    reviews.measured(place, [0], jobs=1)
-    found = reviews.found(place, [0])
+        variant.measured(place, lab.SEEDS[0])
+    reviews.measured(place, lab.SEEDS[:1], jobs=1)
+    found = reviews.found(place, lab.SEEDS[:1])
     assert found.keys() == {"ppo_gold_0.2", "dpo_0.3", "best_of_n_gold", "best_of_n_judge"}
-    width = len(reviews.TASK.figures)
-    assert all(len(point) == width for name in ("ppo_gold_0.2", "dpo_0.3") for point in found[name]["0"])
-    (_, _, two), (_, _, four) = found["best_of_n_gold"]["0"]
+    seed, width = str(lab.SEEDS[0]), len(reviews.TASK.figures)
+    assert all(len(point) == width for name in ("ppo_gold_0.2", "dpo_0.3") for point in found[name][seed])
+    (_, _, two), (_, _, four) = found["best_of_n_gold"][seed]
     assert 0 < two <= four < 1, "more answers, a better best"
     shown = reviews.side_by_side(place)
     assert list(shown) == ["prompt", "SFT policy", "PPO, gold reward", "DPO"]

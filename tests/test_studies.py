@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from lab import FIGURES, FIRST, ROOT, Stage, Task, Variant, kept, measure, prepare, train
+from lab import FIGURES, FIRST, ROOT, SEEDS, Stage, Task, Variant, kept, measure, prepare, train
 from pictures import PICTURES, gained
 from results import KEPT, PAGE, read, shown_tables
 from studies import METHODS, STUDIES, gao, interval, last, over_seeds
@@ -99,9 +99,9 @@ def test_seeds_may_share_files_and_the_sft_policy(tmp_path: Path) -> None:
     task = Task(make=small, shared=True, first=first)
     before = tmp_path / "before"
     for _ in range(2):  # the second time finds all of it
-        prepare(before, 1, task=task)
+        prepare(before, SEEDS[1], task=task)
     moved = before.rename(tmp_path / "moved")
-    zero, one = moved / "seed0", moved / "seed1"
+    zero, one = (moved / f"seed{seed}" for seed in SEEDS[:2])
     assert (one / "runs" / "sft").samefile(zero / "runs" / "sft")
     assert not (one / "runs" / "reward").samefile(zero / "runs" / "reward"), "a judge of its own"
     same = [(seed / "data" / "demo" / "sft.jsonl").read_bytes() for seed in (zero, one)]
