@@ -1,12 +1,17 @@
 """Sources to rows: what each kind of file gives, and how each kind of damage is reported."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.data.fields import DataError
+from plaudit.data.json_list import JsonList
 from plaudit.data.read import read_rows, scan_rows
 
 ROWS = [{"prompt": "ä", "answer": "1"}, {"prompt": "b\u2028c", "answer": None}]
@@ -190,6 +195,62 @@ def test_a_line_beyond_any_row_is_refused_and_the_next_one_read(write, monkeypat
         f"{source}:2: the line has more than 1 MiB.",
         {"prompt": "3"},
     )
+
+
+def test_a_list_is_read_value_by_value(monkeypatch):
+    """The same as json.loads reads whole, wherever the pieces end; errors are at the same place."""
+    whole = ' [ {"a": "ü\\n[,]", "b": [1, {"c": null}]} , 12,\n-3.5e2,"x", true ,{}]\n '
+    for piece in (1, 2, 3, 7, 1000):
+        monkeypatch.setattr("plaudit.data.json_list.PIECE", piece)
+        for head in (0, 1, 5):
+            file = io.BytesIO(whole.encode())
+            assert list(JsonList(file, file.read(head), json.JSONDecoder(), 1000)) == json.loads(whole)
+        for wrong in ("[1, 2", "[1 2]", "[1,]", "[1]\n x", '[\n{"a": tru}]', "[,1]", "[1,\n\n 2}", '["a]'):
+            with pytest.raises(json.JSONDecodeError) as theirs:
+                json.loads(wrong)
+            with pytest.raises(DataError, match=rf"at line {theirs.value.lineno}, column {theirs.value.colno}\.$"):
+                list(JsonList(io.BytesIO(wrong.encode()), b"", json.JSONDecoder(), 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.json.gz", b'[{"a": "' + b"x" * 5000 + b'"}]', "the value in line 1 has more than 0 MiB"),
+        ("b.json.gz", b'{"data": [' + b"0," * 5000 + b"0]}", "it is one object of more than 0 MiB"),
+        ("c.csv.gz", b"a,b\n" + b"x" * 5000, "c.csv.gz:2: the line has more than"),
+        ("d.csv.gz", b"a,b\n" + b'"' + b"x\n" * 5000, "field limit"),
+        ("e.tsv.bz2", b"\t" * 5000, "e.tsv.bz2:1: the line has more than"),
+        ("f.jsonl.xz", b'{"a": "' + b"x" * 5000, "f.jsonl.xz:1: the line has more than"),
+    ],
+)
+def test_what_is_small_and_packed_may_not_fill_the_memory(tmp_path, monkeypatch, name, content, told):
+    monkeypatch.setattr("plaudit.data.files.LONGEST_LINE", 2000)
+    monkeypatch.setattr("plaudit.data.files.LARGEST_OBJECT", 3000)
+    monkeypatch.setattr("plaudit.data.files.PIECE", 100)
+    monkeypatch.setattr("plaudit.data.json_list.PIECE", 100)
+    path = tmp_path / name
+    path.write_bytes({".gz": gzip, ".bz2": bz2, ".xz": lzma}[path.suffix].compress(content))
+    with pytest.raises(DataError, match=told):
+        list(read_rows(str(path)))
+
+
+def test_links_that_go_round_in_circles_are_followed_once(write, tmp_path):
+    folder = tmp_path / "rows"
+    (folder / "more").mkdir(parents=True)
+    write("rows/a.jsonl", '{"prompt": "1"}\n')
+    write("rows/more/b.jsonl", '{"prompt": "2"}\n')
+    for number in range(8):
+        (folder / f"round{number}").symlink_to("..")
+        (folder / "more" / f"round{number}").symlink_to("..")
+    assert [row["prompt"] for _, row in read_rows(str(folder))] == ["1", "2"]
+
+
+@pytest.mark.parametrize("head", ["configs: 2026-13-45", "configs: " + "[" * 5000, "configs: [a"])
+def test_a_readme_that_is_no_yaml_is_named(tmp_path, head):
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1"}\n')
+    with pytest.raises(DataError, match=r"README\.md .*YAML"):
+        list(read_rows(str(tmp_path)))
 
 
 def test_functions_in_a_file(write):

@@ -17,10 +17,12 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from plaudit.data.fields import DataError, shown, table_row
+from plaudit.data.json_list import PIECE, JsonList
 
 Scanned = tuple[str, "dict[str, Any] | DataError"]
 Note = Callable[[str, str], None]
@@ -29,8 +31,9 @@ Reader = Callable[[str, Path, Note], Iterator[Scanned]]
 
 LIST_KEYS = ("data", "rows", "examples", "instances", "train")
 OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-LONGEST_LINE = 1 << 28
-"""Largest size of a line of JSON, in bytes; a longer one is refused before it is in memory."""
+LONGEST_LINE, LARGEST_OBJECT = 1 << 26, 1 << 30
+"""Largest size of a row or line, and of a file of JSON that is one object, in bytes. What is larger is refused before
+it is in memory, since a small packed file may hold very much."""
 POINTER = b"version https://git-lfs"
 KEY_TWICE = "objects with a key twice, of which the last value is read"
 
@@ -86,9 +89,13 @@ def _json_lines(source: str, path: Path, note: Note) -> Iterator[Scanned]:
             if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                 while (rest := lines.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                     continue
-                yield where, DataError(f"the line has more than {LONGEST_LINE >> 20} MiB.", where)
+                yield where, _too_long(where)
             elif line.strip():
                 yield _row(where, line.rstrip(), note)
+
+
+def _too_long(where: str) -> DataError:
+    return DataError(f"the line has more than {LONGEST_LINE >> 20} MiB.", where)
 
 
 def _row(where: str, line: bytes, note: Note) -> Scanned:
@@ -100,13 +107,34 @@ def _row(where: str, line: bytes, note: Note) -> Scanned:
 
 def _json_file(source: str, path: Path, note: Note) -> Iterator[Scanned]:
     """A list of rows, an object that holds one, or lines of JSON under the wrong name."""
+
+    def twice(key: str) -> None:
+        note(KEY_TWICE, f"{key!r} in {source}")
+
     with _opened(path) as file:
-        content = _without_mark(file.read(), source)
+        head = _without_mark(file.read(PIECE), source)
+        if head.lstrip().startswith(b"["):
+            try:
+                yield from numbered(source, JsonList(file, head, _decoder(twice), LONGEST_LINE))
+            except (ValueError, RecursionError) as error:
+                raise DataError(_json_fault(error), source) from None
+            return
+        first, _, rest = head.partition(b"\n")
+        if first.strip().startswith(b"{") and first.strip().endswith(b"}") and (rest.strip() or len(head) == PIECE):
+            with suppress(DataError):
+                parse_json(decode(first))
+                yield from _json_lines(source, path, note)
+                return
+        content = head + file.read(LARGEST_OBJECT)
+    if len(content) > LARGEST_OBJECT:
+        raise DataError(
+            f"it is one object of more than {LARGEST_OBJECT >> 20} MiB. Write a list of rows, or a row a line.",
+            source,
+        )
     try:
-        value = parse_json(decode(content), lambda key: note(KEY_TWICE, f"{key!r} in {source}"))
+        value = parse_json(decode(content), twice)
     except DataError as error:
-        first = content.split(b"\n", 1)[0].strip()
-        if first.startswith(b"{") and first.endswith(b"}"):
+        if first.strip().startswith(b"{") and first.strip().endswith(b"}"):
             yield from _json_lines(source, path, note)
             return
         raise DataError(error.reason, source) from None
@@ -141,10 +169,20 @@ def _table(delimiter: str) -> Reader:
             file.seek(0)
             # bytes that are not UTF-8 become half a surrogate pair, and reading the row refuses it
             text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-            rows = csv.reader(text, delimiter=delimiter, strict=True)
+            rows = csv.reader(_bounded(source, text), delimiter=delimiter, strict=True)
             yield from _records(source, rows)
 
     return read
+
+
+def _bounded(source: str, text: IO[str]) -> Iterator[str]:
+    """The lines of a text. Raises DataError for one that is too long, before it is in memory."""
+    number = 0
+    while line := text.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE and not line.endswith(("\n", "\r")):
+            raise _too_long(f"{source}:{number}")
+        yield line
 
 
 def _records(source: str, rows: Any) -> Iterator[Scanned]:
@@ -252,6 +290,16 @@ def parse_json(text: str, twice: Callable[[str], None] = lambda key: None) -> An
     """Parse strict JSON: NaN and Infinity, which Python would accept, are refused. `twice` receives a key that an
     object has more than once."""
 
+    try:
+        return _decoder(twice).decode(text)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise DataError(f"it is not valid JSON: {error.msg} at {at}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(_json_fault(error)) from None
+
+
+def _decoder(twice: Callable[[str], None]) -> json.JSONDecoder:
     def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row = dict(pairs)
         if len(row) < len(pairs):
@@ -259,15 +307,19 @@ def parse_json(text: str, twice: Callable[[str], None] = lambda key: None) -> An
             twice(next(key for key in row if keys.count(key) > 1))
         return row
 
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=as_dict)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise DataError(f"it is not valid JSON: {error.msg} at {at}.") from None
-    except RecursionError:
-        raise DataError("it is JSON nested too deeply to read.") from None
-    except ValueError as error:
-        raise DataError(f"it is not valid JSON: {error}") from None
+    return json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=as_dict)
+
+
+def _json_fault(error: Exception) -> str:
+    if isinstance(error, DataError):
+        return error.reason
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"it has the byte {error.object[error.start]:#04x}, which is not UTF-8; convert the file (for example "
+            "iconv -f LATIN1 -t UTF-8)."
+        )
+    nested = isinstance(error, RecursionError)
+    return "it is JSON nested too deeply to read." if nested else f"it is not valid JSON: {error}"
 
 
 def _no_constant(name: str) -> Any:

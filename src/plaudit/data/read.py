@@ -137,14 +137,17 @@ def _of_split(source: str, of_split: Mapping[str, list[str]], split: str) -> lis
 
 
 def _files_within(path: Path) -> list[str]:
-    """Relative paths of all files in a folder, sorted, without hidden ones."""
-    return sorted(
-        name
-        for folder, _, files in os.walk(path, followlinks=True)
-        for file in files
-        for name in [(Path(folder) / file).relative_to(path).as_posix()]
-        if not name.startswith(".") and "/." not in name
-    )
+    """Relative paths of all files in a folder, sorted, without hidden ones. A folder that links lead to several times
+    counts once, since links may go round in circles."""
+    found, seen = [], set[str]()
+    for folder, within, files in os.walk(path, followlinks=True):
+        within[:] = sorted(name for name in within if not name.startswith("."))
+        if (real := os.path.realpath(folder)) in seen:
+            within.clear()
+            continue
+        seen.add(real)
+        found += [(Path(folder) / file).relative_to(path).as_posix() for file in files if not file.startswith(".")]
+    return sorted(found)
 
 
 def _split_told(name: str) -> str:
@@ -184,7 +187,7 @@ def _listed(source: str, path: Path, config: str) -> dict[str, list[str]] | None
 
     try:
         card = yaml.safe_load(front[1])
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"the head of its README.md is not valid YAML: {error}", source) from error
     configs = card.get("configs") if isinstance(card, dict) else None
     listed = configs if isinstance(configs, list) else []
