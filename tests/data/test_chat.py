@@ -479,3 +479,35 @@ def test_a_template_that_ends_answers_in_no_end_token_is_told_of(byte_level):
     report = DataReport(kind="demonstrations", sources=(tally.freeze(),), train_items=1, validation_items=0)
     told = "f: answers end with the tokenizer's eos_token, the chat template ends them with '<|im_end|>'"
     assert told in report.table()
+
+
+PROGRAMS = {
+    "{{ 1 // 0 }}": "division",
+    "{{ 'a' * 10**15 }}": "MemoryError",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "recursion",
+    "{% for i in range(10**12) %}{% endfor %}": "Range too big",
+    "{{ nothing.of.it }}": "undefined",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": r"takes more than 0\.2 s",
+    "{{ messages[0]['content'] * 500 }}": "writes more than 1,000 characters",
+}
+
+
+@pytest.mark.parametrize("template", PROGRAMS)
+def test_a_template_that_fails_or_never_ends_is_a_bad_row(byte_level, monkeypatch, template):
+    monkeypatch.setattr("plaudit.data.chat.RENDER_SECONDS", 0.2)
+    monkeypatch.setattr("plaudit.data.chat.MOST_RENDERED", 1000)
+    chats = Chats(byte_level, DataSettings(train=("a.jsonl",), chat_template=template))
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"^here: the chat template .*{PROGRAMS[template]}"):
+            chats.prompt([ASK], {}, where="here")
+
+
+def test_many_rows_that_take_too_long_end_the_reading(byte_level, monkeypatch):
+    monkeypatch.setattr("plaudit.data.chat.MOST_RENDERED", 3)
+    chats = Chats(byte_level, DataSettings(train=("a.jsonl",), chat_template="default"))
+    for _ in range(2):
+        with pytest.raises(DataError, match="more than 3 characters"):
+            chats.prompt([ASK], {})
+    with pytest.raises(ValueError, match=r"3 times\. Set data\.chat_template") as raised:
+        chats.prompt([ASK], {})
+    assert not isinstance(raised.value, DataError)

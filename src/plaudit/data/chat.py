@@ -21,6 +21,7 @@ from plaudit.data.fields import SYSTEM_ROLES, THOUGHTS, DataError, Message, shar
 from plaudit.data.marks import THOUGHT_TAGS, Probes, marked, pieces_of, places, unused
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import TODAY, chosen_template
+from plaudit.support.limits import TooSlowError, limited
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +30,8 @@ SHAPES = 4096
 """Number of chat shapes for which the turns that the template leaves out are cached."""
 QUESTION, ANSWER, AGAIN = "zqsentinelquestion", "zqsentinelanswer", "zqsentinelagain"
 DATE = "zqtoday"
+RENDER_SECONDS, MOST_RENDERED, MOST_EXCESSES = 5, 1 << 26, 3
+"""Most time that a template may take for a chat, most characters of it, and how many chats beyond end the reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class Chats:
         ids = {*ends, tokenizer.eos_token_id} - {None}
         self.ends = [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(ids))]
         self._missing: dict[str, str] = {}
+        self._excesses = 0
 
     # What one row asks and answers
 
@@ -276,8 +280,6 @@ class Chats:
         before: str = "",
     ) -> str:
         """`before` goes in front of the template."""
-        import jinja2
-
         if not self.template:
             raise DataError(
                 "the row is a chat, and the tokenizer has no chat template. Set data.chat_template=default (or a "
@@ -302,19 +304,32 @@ class Chats:
         why: Exception | None = None
         for way in ways:
             try:
-                return str(
-                    self.tokenizer.apply_chat_template(
+                with limited(RENDER_SECONDS):
+                    text = self.tokenizer.apply_chat_template(
                         way,
                         chat_template=before + template,
                         tokenize=False,
                         add_generation_prompt=ask,
                         **arguments,
                     )
-                )
-            except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+            except TooSlowError:
+                raise self._too_much(f"takes more than {RENDER_SECONDS} s", where) from None
+            except Exception as error:  # noqa: BLE001 - a template is a program, which may fail in any way
                 why = why or error
+            else:
+                if len(text) > MOST_RENDERED:
+                    raise self._too_much(f"writes more than {MOST_RENDERED:,} characters", where)
+                return str(text)
+        told = str(why) or type(why).__name__
         roles = ", ".join(message["role"] for message in messages)
-        raise DataError(f"the chat template refuses the turns {roles}: {why}", where) from why
+        raise DataError(f"the chat template refuses the turns {roles}: {told}", where) from why
+
+    def _too_much(self, told: str, where: str) -> ValueError:
+        """A bad row, or an end of the reading: many such rows would take hours."""
+        self._excesses += 1
+        if self._excesses < MOST_EXCESSES:
+            return DataError(f"the chat template {told} for this chat.", where)
+        return ValueError(f"the chat template {told} for a chat, {MOST_EXCESSES} times. Set data.chat_template.")
 
 
 def opened(prompt: str) -> str:

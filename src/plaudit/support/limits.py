@@ -1,0 +1,85 @@
+"""Limits for code of others: templates that never end, tokenizers that fail in Rust."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class TooSlowError(RuntimeError):
+    """The code took longer than it may."""
+
+
+class _Watch:
+    """One thread that ends code which runs for too long in other threads, and sleeps while none runs.
+
+    It does so between two steps of Python. A single long step, such as a huge power, ends first."""
+
+    def __init__(self) -> None:
+        self.reset()
+        os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        """Forget what other threads do, of which a forked process has none."""
+        self._lock = threading.Lock()
+        self._ends: dict[int, float] = {}
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, seconds: float) -> int:
+        ident = threading.get_ident()
+        with self._lock:
+            self._ends[ident] = time.monotonic() + seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="plaudit-limits", daemon=True)
+                self._thread.start()
+            self._some.set()
+        return ident
+
+    def end(self, ident: int) -> None:
+        """Raises TooSlowError if its time was over, also if that is still to reach the thread."""
+        with self._lock:
+            if self._ends.pop(ident, None) is None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
+                raise TooSlowError
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(0.2)
+            with self._lock:
+                now = time.monotonic()
+                for ident in [ident for ident, end in self._ends.items() if end < now]:
+                    del self._ends[ident]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(TooSlowError))
+                if not self._ends:
+                    self._some.clear()
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TooSlowError in this thread if what is inside takes longer. Not to be nested."""
+    ident = _watch.begin(seconds)
+    try:
+        yield
+    finally:
+        _watch.end(ident)
+
+
+@contextmanager
+def rust_errors(what: str) -> Iterator[None]:
+    """Raise ValueError for a library's failure in Rust: a bare Exception, or a panic, which as a BaseException would
+    pass all that saves a run."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise ValueError(f"{what} fails: {error}") from error
+        raise

@@ -1,0 +1,64 @@
+"""Code of others that never ends is ended, and what fails in Rust is an error like others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import count
+
+import pytest
+
+from plaudit.support.limits import TooSlowError, limited, rust_errors
+
+
+def endless() -> None:
+    for _ in count():
+        pass
+
+
+def test_what_never_ends_is_ended_and_nothing_after_it() -> None:
+    for _ in range(2):
+        with pytest.raises(TooSlowError), limited(0.05):
+            endless()
+    with limited(60):
+        assert sum(range(1000)) == 499_500
+
+
+def test_it_is_ended_in_the_thread_that_it_is_in() -> None:
+    ended = []
+
+    def run() -> None:
+        try:
+            with limited(0.05):
+                endless()
+        except TooSlowError:
+            ended.append(threading.current_thread().name)
+
+    thread = threading.Thread(target=run, name="slow")
+    thread.start()
+    with limited(60):
+        thread.join()
+    assert ended == ["slow"]
+
+
+def test_a_single_long_step_ends_first() -> None:
+    with pytest.raises(TooSlowError), limited(0.05):
+        time.sleep(0.5)
+    time.sleep(0.3)  # nothing is left that would end what comes
+
+
+def test_errors_inside_stay_what_they_are() -> None:
+    with pytest.raises(KeyError), limited(60):
+        raise KeyError
+
+
+def test_a_panic_is_an_error() -> None:
+    class PanicException(BaseException):
+        """As Rust's, which is no Exception."""
+
+    for error in (PanicException("index out of bounds"), Exception("no unknown token")):
+        with pytest.raises(ValueError, match=f"the tokenizer fails: {error}"), rust_errors("the tokenizer"):
+            raise error
+    for other in (KeyboardInterrupt, KeyError, RuntimeError):
+        with pytest.raises(other), rust_errors("the tokenizer"):
+            raise other
