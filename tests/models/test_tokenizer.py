@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from plaudit.data.reader import encode_texts
 from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.tokenizer import check_vocabulary, tokenizer_class
 
@@ -125,3 +126,60 @@ def test_what_is_not_plain_is_left_to_transformers(name: str, changes: dict[str,
     else:
         file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | changes))
     assert tokenizer_class(tmp_path) is AutoTokenizer
+
+
+# --- files of strangers
+
+
+def replaced(times: int) -> dict[str, Any]:
+    """A normalizer that doubles each "a" so many times."""
+    one = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    return {"normalizer": {"type": "Sequence", "normalizers": [one] * times}}
+
+
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+DAMAGED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no model": ("tokenizer.json", {"model": None}, "not work: "),
+    "another model": ("tokenizer.json", {"model": {"type": "None"}}, "not work: data did not match"),
+    "wrong types": ("tokenizer.json", {"added_tokens": 3}, "not work: invalid type"),
+    "a pattern": ("tokenizer.json", {"pre_tokenizer": SPLIT | {"pattern": {"Regex": "("}}}, "not work: Oniguruma"),
+    "a panic at loading": (
+        "tokenizer.json",
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAAAAAAAAAA"}},
+        "not work: index out of bounds",
+    ),
+    "a panic at encoding": (
+        "tokenizer.json",
+        {"post_processor": TEMPLATE | {"single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}},
+        "not work: no entry found",
+    ),
+    "growth": ("tokenizer.json", replaced(50), "not work: it takes more than"),
+    "an end token": ("tokenizer_config.json", {"eos_token": 3}, "holds no tokenizer that transformers can load"),
+    "a class": ("tokenizer_config.json", {"tokenizer_class": 3}, "holds no tokenizer that transformers can load"),
+    "a length": ("tokenizer_config.json", {"model_max_length": "x"}, "holds no tokenizer that transformers can load"),
+    "added tokens": ("tokenizer_config.json", {"added_tokens_decoder": {"1": "x"}}, "holds no tokenizer"),
+    "a list": ("tokenizer_config.json", {}, "does not work|holds no tokenizer"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_a_stranger_broke_is_refused_in_a_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plaudit.models.tokenizer.SECONDS", 2)
+    monkeypatch.setattr("plaudit.models.tokenizer.MEMORY", 2 << 30)
+    _save(tmp_path, specials=["<end>", "<unk>"], eos_token="<end>", unk_token="<unk>")
+    file, keys, told = DAMAGED[name]
+    path = tmp_path / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys if keys else [1]))
+    with pytest.raises(ValueError, match=told) as raised:
+        load_tokenizer(str(tmp_path), tried=False)
+    assert str(raised.value).count(str(tmp_path)) >= 1
+
+
+def test_a_tokenizer_may_lack_words_of_the_trial(tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>"], eos_token="<end>")
+    tokenizer = load_tokenizer(str(tmp_path), tried=False)
+    assert encode_texts(["good film"], tokenizer) == [(2, 3)]
+    with pytest.raises(ValueError, match="the tokenizer fails: WordLevel"):
+        encode_texts(["bad"], tokenizer)

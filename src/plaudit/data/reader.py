@@ -22,6 +22,7 @@ from plaudit.data.records import Record
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import AS_CHAT, adds_bos
+from plaudit.support.limits import rust_errors
 from plaudit.types import Prompt, Row
 
 if TYPE_CHECKING:
@@ -302,7 +303,8 @@ def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
     tokens: list[Tokens] = []
     for start in range(0, len(texts), AT_ONCE):
         part = list(texts[start : start + AT_ONCE])
-        encoded = tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        with rust_errors("the tokenizer"):
+            encoded = tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)
         tokens += [tuple(ids) for ids in encoded["input_ids"]]
     return tokens
 

@@ -52,7 +52,7 @@ class Judge:
         model = load_model(path, head="scalar", dtype=dtype, device=device, **placed)
         model.requires_grad_(False)
         place = Waiting(model, device=torch.device(device)) if offload and apart(device) else None
-        return cls(model.eval(), load_tokenizer(path), token_budget, place)
+        return cls(model.eval(), load_tokenizer(path, tried=False), token_budget, place)
 
     @property
     def place(self) -> Placement:

@@ -83,7 +83,7 @@ class Policy:
     @classmethod
     def load(cls, path: str, *, device: str = "cpu") -> Policy:
         """The policy in a checkpoint's folder (or a hub id)."""
-        model, tokenizer = load_model(path, device=device), load_tokenizer(path)
+        model, tokenizer = load_model(path, device=device), load_tokenizer(path, tried=False)
         check_vocabulary(tokenizer, model)
         model.requires_grad_(False)
         return cls(model.eval(), tokenizer)

@@ -6,20 +6,30 @@ token makes them read the wrong place, so it must be distinct or absent.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
+from plaudit.support.limits import rust_errors
 
 if TYPE_CHECKING:
     from plaudit.models.base import LanguageModel, SpecialTokens
 
 log = logging.getLogger(__name__)
 
+TRIAL = Path(__file__).with_name("trial.py")
+SECONDS, MEMORY = 10, 8 << 30
+"""Most CPU time and address space of a trial; the largest tokenizers take a tenth of both."""
+WORKING: set[str] = set()
+"""Digests of tokenizers that were tried."""
 PAD = "<|pad|>"
 PAD_NAMES = re.compile(r"<\|?pad\|?>|\[PAD\]|<\|.*_?pad(_id)?\|>|<\|reserved_special_token_0\|>", re.IGNORECASE)
 
@@ -30,15 +40,21 @@ PLAIN_MODELS = frozenset({None, "gpt2", "llama", "qwen3"})
 file's class and takes one of its own."""
 
 
-def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
+def load_tokenizer(path: str, *, vocab_size: int | None = None, tried: bool = True) -> Any:
     """The tokenizer of a folder or hub id, with an end token and, if the model has room, a distinct pad in memory.
 
-    `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one.
+    `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one. `tried` is
+    False where it may be a stranger's: then a process of its own tries it first (`trial.py`).
     """
     folder = local_folder(path)
+    if not tried and (digest := _digest(folder)) not in WORKING:
+        _try(path, folder)
+        WORKING.add(digest)
     try:
-        tokenizer = tokenizer_class(folder).from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+        with rust_errors("tokenizers"):
+            tokenizer = tokenizer_class(folder).from_pretrained(folder)
+            tokenizer("", verbose=False)
+    except Exception as error:  # whatever transformers and Rust make of a damaged file
         raise ValueError(f"{path} holds no tokenizer that transformers can load ({error}).") from error
     if not set(tokenizer.get_vocab()) - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
         # without a tokenizer in the folder, transformers makes an empty one of the model's class: no text has tokens
@@ -56,6 +72,32 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         _set_pad(tokenizer, vocab_size)
     return tokenizer
+
+
+def _digest(folder: Path) -> str:
+    """Of the files that `trial.py` reads."""
+    found = hashlib.sha256()
+    for pattern in ("tokenizer*.json", "*.jinja", "*/*.jinja"):
+        for path in sorted(folder.glob(pattern)):
+            found.update(path.read_bytes() if path.is_file() else b"")
+    return found.hexdigest()
+
+
+def _try(path: str, folder: Path) -> None:
+    """Raises ValueError if the tokenizer does not work."""
+    command = [sys.executable, "-I", str(TRIAL), str(folder), str(SECONDS), str(MEMORY)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=10 * SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        code, told = -signal.SIGXCPU, ""
+    else:
+        code, told = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if code == -signal.SIGXCPU:
+        told = f"it takes more than {SECONDS} s for a text of a line, or to compile its chat template"
+    elif code < 0 or told in ("", "MemoryError"):
+        told = f"it takes more than {MEMORY >> 30} GiB of memory, or crashes"
+    if code:
+        raise ValueError(f"The tokenizer of {path} does not work: {told}. Copy or save it again, or take another.")
 
 
 def tokenizer_class(folder: Path) -> Any:

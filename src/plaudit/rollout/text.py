@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from plaudit.support.limits import rust_errors
 from plaudit.types import Sampling
 
 
@@ -28,7 +29,8 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
 
 def text_of(decoder: TextDecoder, tokens: list[int], sampling: Sampling) -> str:
     """Return the text of tokens, with special tokens if the sampling asks for them."""
-    return str(decoder.decode(tokens, skip_special_tokens=not sampling.special_tokens))
+    with rust_errors("the tokenizer"):
+        return str(decoder.decode(tokens, skip_special_tokens=not sampling.special_tokens))
 
 
 def text_before_stop(decoder: TextDecoder, tokens: list[int], sampling: Sampling) -> str | None:

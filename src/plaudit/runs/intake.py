@@ -26,7 +26,7 @@ class Intake:
 
     def __init__(self, settings: Settings, objective: Objective, say: Callable[[str], None]):
         self.settings, self.objective = settings, objective
-        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path), tried=False)
         ends = end_ids(settings.model.path) if settings.model.path is not None else ()
         refers = check_reference(settings.rewards)
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers)
@@ -82,7 +82,7 @@ def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[
         if reward.kind != "judge":
             continue
         check_scores(reward.path)
-        own = load_tokenizer(reward.path)
+        own = load_tokenizer(reward.path, tried=False)
         if own.get_vocab() == tokenizer.get_vocab():
             end = 0 if own.eos_token_id is None else 1  # the end token, which cut answers get
             whose = f"the judge {reward.path}, beside its end token,"

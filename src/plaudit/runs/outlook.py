@@ -216,7 +216,7 @@ def _data(found: Outlook, s: Settings) -> None:
             [f"{name} is not a file here: `datasets` will load it; its rows were not checked" for name in far], "data"
         )
         here = {k: [one for one in v if one not in (*far, *missing)] for k, v in given.items()}
-        tokenizer = load_tokenizer(found.tokenizer)
+        tokenizer = load_tokenizer(found.tokenizer, tried=False)
         found.vocab_size = len(tokenizer)
         if not any(here.values()):
             return

@@ -1,0 +1,64 @@
+"""The script of a process that tries the tokenizer of a folder, since one of a stranger may fail, grow or never end in
+Rust, where nothing interrupts it. `tokenizer.py` starts it with `python -I`, and shows what it writes to stderr.
+
+    folder, seconds of CPU time, bytes of memory -> tokenizer.json tokenises and restores a text; chat templates compile
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+TEXT = "Hello world, I saw it!\n\n  def f(x):\treturn 12.5 + 345678\n" + "a" * 64 + " äöü é 你好 🙂 </s> <|end|>"
+MOST_TOKENS = 100
+"""For each byte of the text."""
+
+
+def main(folder: Path, seconds: int, memory: int) -> None:
+    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory)):
+        there = resource.getrlimit(limit)[1]
+        most = most if there == resource.RLIM_INFINITY else min(most, there)
+        resource.setrlimit(limit, (most, most))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if (path := folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        ids: list[int] = []
+        with suppress(Exception):  # of characters that it does not know, which rows of its own do not have
+            ids = tokenizer.encode(TEXT).ids
+            tokenizer.decode(ids)
+        if len(ids) > MOST_TOKENS * len(TEXT.encode()):
+            raise ValueError(f"it makes {len(ids):,} tokens of a text of {len(TEXT)} characters")
+    for template in templates(folder):
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        known = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)  # a tag of transformers
+        with suppress(TemplateError, RecursionError):  # which the rows report that it renders
+            ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(known)
+
+
+def templates(folder: Path) -> list[str]:
+    files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    found = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+    if (path := folder / "tokenizer_config.json").is_file():
+        given = json.loads(path.read_text(encoding="utf-8")).get("chat_template") or []
+        several = [given] if isinstance(given, str) else [one.get("template", "") for one in given]
+        found += [text for text in several if isinstance(text, str)]
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    except BaseException as error:  # noqa: BLE001 - a panic of Rust is no Exception
+        told = str(error).strip() or type(error).__name__
+        os.write(2, told.splitlines()[-1].encode(errors="replace"))
+        os._exit(1)
