@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,52 @@ def test_a_file_of_keys_that_holds_none_is_named(
     save_model(fresh_model(tiny("llama")), tmp_path, max_shard_bytes=1000)
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=rf"/{name} {told}"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "", ".", "config.json", None, 3, ["x"]])
+def test_an_index_names_files_beside_it(name: Any, tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path / "own", max_shard_bytes=1000)
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    index = tmp_path / "own" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ValueError, match=r"lists .*beside it|lists no"):
+        load_model(str(tmp_path / "own"))
+
+
+@pytest.mark.parametrize("keys", [{"num_hidden_layers": 10**9}, {"vocab_size": 10**7}, {"intermediate_size": 10**15}])
+def test_sizes_that_no_file_has_are_refused_before_memory_is_asked_for(keys: Any, tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    with pytest.raises(ValueError, match=r"describes [\d,]+ parameters, and its weights are|the most are 1e\+13"):
+        load_model(str(tmp_path))
+    if 10**15 in keys.values():
+        with pytest.raises(ValueError, match="the most are"):
+            fresh_model(tiny("llama") | keys)
+
+
+@pytest.mark.parametrize("eos", ["x", -1, 2**40, [2, None], {}, True])
+def test_an_end_token_that_is_none_is_named(eos: Any, tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ValueError, match=r"eos_token_id is .* a token's number") if eos else nullcontext():
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_refused(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is a FIFO"):
+        load_model(str(tmp_path))
+
+
+def test_json_that_is_nested_too_deeply_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_model(str(tmp_path))
 
 

@@ -88,4 +88,7 @@ def end_ids(path: str) -> tuple[int, ...]:
 def end_ids_of(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """The end tokens of config.json; generation_config.json knows more in some chat models."""
     eos = generation.get("eos_token_id") or config.get("eos_token_id")
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    found = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if strange := [one for one in found if type(one) is not int or not 0 <= one < 1 << 31]:
+        raise ValueError(f"The model's eos_token_id is {strange[0]!r}; it must be a token's number, or a list of some.")
+    return found

@@ -6,9 +6,13 @@ Never pickle: a pytorch_model.bin is refused with what to do. What the tensors m
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from plaudit.support.bounded import content, opened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,17 +23,18 @@ INDEX = "model.safetensors.index.json"
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. Raises ValueError that names the file if it holds none."""
+    found = content(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        keys = json.loads(found)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}). Copy or save it again.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not keys and values. Copy or save it again.")
-    return content
+    if not isinstance(keys, dict):
+        raise ValueError(f"{path} holds a {type(keys).__name__}, not keys and values. Copy or save it again.")
+    return keys
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def write_json(path: Path, keys: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,7 +46,13 @@ def weight_files(folder: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ValueError(f"{index} has no weight_map, which names the shards. Copy or save it again.")
-        names = sorted(set(weight_map.values()))
+        names = list(weight_map.values())
+        beside = re.compile(r"[^/\\]+\.safetensors")
+        strange = [name for name in names if not isinstance(name, str) or not beside.fullmatch(name)]
+        if strange or not names:
+            told = f"lists {strange[0]!r}, which is no safetensors file beside it" if strange else "lists no file"
+            raise ValueError(f"{index} {told}. Copy or save the model again.")
+        names = sorted(set(names))
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise FileNotFoundError(f"{index} lists {', '.join(missing)}, which is not there. Copy the whole folder.")
@@ -59,23 +70,33 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Yield name and tensor, one at a time, on the CPU. A tensor is a view of the mapped file: copy it before the file
     changes."""
     for path in files:
-        with _opened(path) as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is not a mapping
-                yield name, opened.get_tensor(name)
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                yield name, file.get_tensor(name)
 
 
 def tensor_names(files: list[Path]) -> list[str]:
     """List the tensors that the files' heads name; torch is not loaded."""
     names: list[str] = []
     for path in files:
-        with _opened(path, framework="np") as opened:
-            names.extend(opened.keys())
+        with _opened(path, framework="np") as file:
+            names.extend(file.keys())
     return names
+
+
+def stored_numbers(files: list[Path]) -> int:
+    """How many numbers the files' heads say that they hold; torch is not loaded."""
+    total = 0
+    for path in files:
+        with _opened(path, framework="np") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
 
 
 def _opened(path: Path, *, framework: str = "pt") -> Any:
     from safetensors import SafetensorError, safe_open
 
+    opened(path).close()  # refuses a pipe, which would wait for ever
     try:
         return safe_open(path, framework=framework)
     except SafetensorError as error:

@@ -25,7 +25,7 @@ from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import end_ids_of, folder_config, not_cut
 from plaudit.models.families import read_config
-from plaudit.models.files import read_json, weight_files, write_json
+from plaudit.models.files import read_json, stored_numbers, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.mesh import WHOLE, Stage
@@ -71,8 +71,14 @@ def load_model(
         config = {**config, "pad_token_id": fallback.pad}
     else:
         placed: dict[str, Any] = {"device": None if deferred else device, "axis": axis, "stage": stage}
+        files = weight_files(folder)
+        if decoder_config.parameters > 2 * (stored := stored_numbers(files)):  # before memory is asked for
+            raise ValueError(
+                f"The config.json of {folder} describes {decoder_config.parameters:,} parameters, and its weights are "
+                f"{stored:,}. Copy both from the same model."
+            )
         decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, **placed)
-        decoder.fill(partial(read_weights, files=weight_files(folder), dtype=dtype, seed=seed))
+        decoder.fill(partial(read_weights, files=files, dtype=dtype, seed=seed))
         model = decoder
     model.special = _special(config, folder)
     return model
