@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        985,
-        "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (100)",
+        1070,
+        "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -45,16 +45,16 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4490,
-        "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
+        4640,
+        "every form in which people keep rows, in pieces (85), why one is refused, previews; what a chat shows (275)",
     ),
     "rewards": (
         2750,
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
     ),
     "models": (
-        3485,
-        "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
+        3630,
+        "Hugging Face folders to modules and back, tried first (90); who holds which box, gives it to whom (70)",
     ),
     "weights": (
         880,
@@ -62,7 +62,7 @@ ROOMS = {
     ),
     "tasks": (690, "the demo's language and real reviews"),
     "rollout": (
-        3415,
+        3420,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
@@ -91,7 +91,7 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2335,
+        2345,
         "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130)",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -426,6 +427,41 @@ def test_ctrl_c_before_the_first_step_has_its_status_too(capsys: pytest.CaptureF
         raise KeyboardInterrupt
     assert ended.value.code == 130
     assert capsys.readouterr().err == "stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), 2, "error: Too many open files: allow more of them (`ulimit -n"),
+        (MemoryError(), 4, "error: no memory is left. Allow more"),
+        (RuntimeError("can't allocate memory: you tried to allocate 9 bytes.\nmore"), 4, "9 bytes. Allow more"),
+        (FloatingPointError("A log-prob is not finite"), 2, "error: A log-prob is not finite"),
+    ],
+)
+def test_limits_of_the_machine_are_a_line(
+    error: Exception, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, plain_errors():
+        raise error
+    assert ended.value.code == code
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "most", "told"), [("NOFILE", 8, "Too many open"), ("AS", 600 << 20, "map|memory")])
+def test_a_command_under_a_limit_ends_with_a_line(
+    limit: str, most: int, told: str, recipe: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    assert plaudit("sft", recipe).exit_code == 0
+    code = (
+        f"import resource, sys\nresource.setrlimit(resource.RLIMIT_{limit}, ({most}, {most}))\n"
+        "from plaudit.commands.cli import main\nmain(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, "generate", str(tmp_path / "runs/run"), "--prompt", "A film"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode in (2, 4)
+    assert "Traceback" not in done.stderr
+    assert re.search(f"^error: .*({told})", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.parametrize(("option", "value"), [("--samples", 0), ("--temperature", "nan"), ("--temperature", "inf")])

@@ -36,16 +36,18 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
 
             load_plugins(plugins)
         yield
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, FloatingPointError, FileNotFoundError, ImportError) as error:
         if "--traceback" in sys.argv:
             raise
         _tell(f"error: {error}")
         raise SystemExit(USAGE_ERROR) from error
     except RuntimeError as error:
-        if "--traceback" in sys.argv or not type(error).__module__.startswith("plaudit."):
+        limit = None if isinstance(error, Ended) else _of_limits(error)
+        if "--traceback" in sys.argv or not (limit or type(error).__module__.startswith("plaudit.")):
             raise
-        _tell(f"the run ended: {error}")
-        raise SystemExit(error.status if isinstance(error, Ended) else 1) from error
+        status, told = limit or (1, f"the run ended: {error}")
+        _tell(told)
+        raise SystemExit(error.status if isinstance(error, Ended) else status) from error
     except KeyboardInterrupt as error:
         _tell("stopped by SIGINT")
         raise SystemExit(128 + signal.SIGINT) from error
@@ -55,11 +57,12 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         if isinstance(error, Stopped):
             _tell(str(error))
             raise SystemExit(error.code) from error
-        told = _of_storage(error, target)
-        if "--traceback" in sys.argv or told is None:
+        limit, told = _of_limits(error), _of_storage(error, target)
+        if "--traceback" in sys.argv or not (limit or told):
             raise
-        _tell(f"error: {told}")
-        raise SystemExit(USAGE_ERROR) from error
+        status, told = limit or (USAGE_ERROR, f"error: {told}")
+        _tell(told)
+        raise SystemExit(status) from error
 
 
 def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -71,6 +74,18 @@ def _tell(text: str) -> None:
     """Print to stderr, if it is open."""
     with suppress(OSError):
         click.echo(visible(text), err=True)
+
+
+def _of_limits(error: Exception) -> tuple[int, str] | None:
+    """The exit status and a line for an error of a limit of the process or the machine. None for other errors."""
+    from plaudit.runtime.memory import OutOfMemory, out_of_memory
+
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return USAGE_ERROR, f"error: {error.strerror}: allow more of them (`ulimit -n 4096`)"
+    if out_of_memory(error) or error_number(error) == errno.ENOMEM:
+        told = str(error).splitlines()[0].rstrip(".") if str(error) else "no memory is left"
+        return OutOfMemory.status, f"error: {told}. Allow more memory (`ulimit -v`), or take a smaller model or batch"
+    return None
 
 
 def _of_storage(error: Exception, target: str | Path | None) -> str | None:

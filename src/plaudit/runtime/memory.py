@@ -26,7 +26,11 @@ PLENTY = 0.5
 """Share of the host's memory that is free where nobody waits for more."""
 
 
-SAID = ("can't allocate memory", r"could not create a (primitive|memory object)(?! desc)")
+SAID = (
+    "can't allocate memory",
+    r"unable to mmap .* Cannot allocate memory",
+    r"could not create a (primitive|memory object)(?! desc)",
+)
 """Messages of torch and oneDNN. (A primitive without a descriptor cannot be computed at all.)"""
 
 
