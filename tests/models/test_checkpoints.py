@@ -251,10 +251,10 @@ def test_sizes_that_no_file_has_are_refused_before_memory_is_asked_for(keys: Any
     save_model(fresh_model(tiny("llama")), tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-    with pytest.raises(ValueError, match=r"describes [\d,]+ parameters, and its weights are|the most are 1e\+13"):
+    with pytest.raises(ValueError, match=r"describes [\d,]+ parameters, .* holds [\d,]+\."):
         load_model(str(tmp_path))
     if 10**15 in keys.values():
-        with pytest.raises(ValueError, match="the most are"):
+        with pytest.raises(ValueError, match="no computer"):
             fresh_model(tiny("llama") | keys)
 
 

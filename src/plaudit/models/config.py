@@ -11,7 +11,6 @@ from typing import Literal
 HeadKind = Literal["lm", "scalar"]
 SCALAR_HEAD = "score.weight"
 """The scalar head of models that transformers computes, by its stored name."""
-MOST_PARAMETERS = 10**13
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 
@@ -74,11 +73,6 @@ class DecoderConfig:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions"):
             if given[name] < 1:
                 raise ValueError(f"{self.family}: {name}={given[name]} must be at least 1.")
-        if self.parameters > MOST_PARAMETERS:
-            raise ValueError(
-                f"{self.family}: these sizes make a model of {self.parameters:.1e} parameters; the most are "
-                f"{MOST_PARAMETERS:.0e}. Correct its configuration."
-            )
         if not self.rope_theta > 0:
             raise ValueError(f"{self.family}: rope_theta={self.rope_theta} must be above 0.")
         if not self.init_std >= 0:

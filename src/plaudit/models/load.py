@@ -21,7 +21,7 @@ import torch
 
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.models.base import LanguageModel, SpecialTokens
-from plaudit.models.config import HeadKind
+from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import end_ids_of, folder_config, not_cut
 from plaudit.models.families import read_config
@@ -36,6 +36,8 @@ __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
 
 log = logging.getLogger(__name__)
 
+MOST_PARAMETERS = 10**13
+"""Of a fresh model."""
 FILE_BYTES = 5e9
 """Largest size of a file of weights, unless a tensor is larger."""
 
@@ -72,11 +74,7 @@ def load_model(
     else:
         placed: dict[str, Any] = {"device": None if deferred else device, "axis": axis, "stage": stage}
         files = weight_files(folder)
-        if decoder_config.parameters > 2 * (stored := stored_numbers(files)):  # before memory is asked for
-            raise ValueError(
-                f"The config.json of {folder} describes {decoder_config.parameters:,} parameters, and its weights are "
-                f"{stored:,}. Copy both from the same model."
-            )
+        _check_size(decoder_config, 2 * (stored := stored_numbers(files)), f"{folder} holds {stored:,}")
         decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, **placed)
         decoder.fill(partial(read_weights, files=files, dtype=dtype, seed=seed))
         model = decoder
@@ -122,11 +120,20 @@ def fresh_model(
         config = {**config, "pad_token_id": fallback.pad}
     else:
         placed: dict[str, Any] = {"device": None if deferred else device, "axis": axis, "stage": stage}
+        _check_size(decoder_config, MOST_PARAMETERS, "no computer has room for it")
         decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, **placed)
         decoder.initialise(seed)
         model = decoder
     model.special = _special(config, None)
     return model
+
+
+def _check_size(config: DecoderConfig, most: int, why: str) -> None:
+    """Raise ValueError before memory is asked for, or a name made for each of its tensors."""
+    if config.parameters > most:
+        raise ValueError(
+            f"The configuration describes {config.parameters:,} parameters, and {why}. Correct it, or copy it again."
+        )
 
 
 def save_model(

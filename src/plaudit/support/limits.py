@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 import time
@@ -17,7 +18,8 @@ class TooSlowError(RuntimeError):
 class _Watch:
     """One thread that ends code which runs for too long in other threads, and sleeps while none runs.
 
-    It does so between two steps of Python. A single long step, such as a huge power, ends first."""
+    It does so between two steps of Python. A single long step, such as a huge power, ends first. It goes on until the
+    thread has left that code, since a destructor may have swallowed the exception."""
 
     def __init__(self) -> None:
         self.reset()
@@ -43,9 +45,10 @@ class _Watch:
     def end(self, ident: int) -> None:
         """Raises TooSlowError if its time was over, also if that is still to reach the thread."""
         with self._lock:
-            if self._ends.pop(ident, None) is None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
-                raise TooSlowError
+            end = self._ends.pop(ident, math.inf)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
+        if end < time.monotonic():
+            raise TooSlowError
 
     def _run(self) -> None:
         while True:
@@ -54,7 +57,6 @@ class _Watch:
             with self._lock:
                 now = time.monotonic()
                 for ident in [ident for ident, end in self._ends.items() if end < now]:
-                    del self._ends[ident]
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(TooSlowError))
                 if not self._ends:
                     self._some.clear()
@@ -68,9 +70,12 @@ def limited(seconds: float) -> Iterator[None]:
     """Raise TooSlowError in this thread if what is inside takes longer. Not to be nested."""
     ident = _watch.begin(seconds)
     try:
-        yield
+        try:
+            yield
+        finally:
+            _watch.end(ident)
     finally:
-        _watch.end(ident)
+        _watch.end(ident)  # the exception may have come while the first one began
 
 
 @contextmanager
