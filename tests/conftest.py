@@ -134,6 +134,7 @@ def played(
         told, flag = PLAYED[name]
         monkeypatch.setenv("PLAUDIT_CACHE", str(played_folders[name]))
         monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O1", flag))  # soon compiled
+        monkeypatch.setattr(library, "PATIENCE", 1200.0)  # also beside many busy processes
         for cached in caches:
             cached.cache_clear()
         assert library.number(told) == 1
