@@ -109,19 +109,26 @@ race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL
 kills: $(STAMP) ## Kill processes of runs on Ray at random, 200 times, and compare each run's end; ARGS="--kills 50"
 	@$(BIN)/python benchmarks/kills.py $(ARGS)
 
-renew: ## Rewrite both requirements with the newest versions that pyproject.toml allows
+renew: ## Rewrite requirements and lock file with the newest versions that pyproject.toml allows; say what is newer
 	@echo "Resolving the newest versions in .venv-renew (a few minutes)"
 	@rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
 	@.venv-renew/bin/python -m pip install -qq -e '.[dev]'
 	@sed -n '/^#/p' requirements.txt > .venv-renew/requirements.txt
 	@.venv-renew/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .venv-renew/requirements.txt
-	@mv .venv-renew/requirements.txt requirements.txt && rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
+	@mv .venv-renew/requirements.txt requirements.txt
+	@echo "Pins behind the newest, which ranges or other packages hold back:"
+	@.venv-renew/bin/python -m pip list --outdated
+	@sed -n '/^#/p' requirements.lock > .venv-renew/requirements.lock
+	@.venv-renew/bin/python -m pip install -qq uv==0.13.9
+	@.venv-renew/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  requirements.txt >> .venv-renew/requirements.lock
+	@mv .venv-renew/requirements.lock requirements.lock && rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
 	@.venv-renew/bin/python -c 'import tomllib; \
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
 	  > .venv-renew/wanted.txt
 	@.venv-renew/bin/python -m pip install -qq -r .venv-renew/wanted.txt
 	@.venv-renew/bin/python -m pip freeze > requirements-docs.txt && rm -rf .venv-renew
-	@echo "requirements.txt and requirements-docs.txt are renewed; now: make lint site test"
+	@echo "requirements.txt, requirements.lock and requirements-docs.txt are renewed; now: make lint site test"
 
 clean: ## Remove the environment and every cache (runs are kept)
 	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat .venv-parity .venv-page .venv-trackers site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -309,3 +309,17 @@ def test_recipes_of_pretrained_models_run_resume_and_load_in_transformers(
         assert len(re.findall(r"-?\d+\.\d{4}", told)) == 3, "two steps, and one that was resumed"
         assert float(re.search(r"transformers differs by (\S+);", told)[1]) < 1e-4
     assert len(methods) == 3
+
+
+def test_the_lock_file_has_the_pinned_versions_and_their_hashes() -> None:
+    def named(pin: str) -> str:
+        return re.sub(r"[-_.]+", "-", pin).lower()
+
+    pins = {named(line) for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    text = "\n".join(lines).replace(" \\\n    ", " ")  # an entry a line
+    entries = [
+        re.fullmatch(r"(\S+==\S+?)(?: ; .*?)?((?: --hash=sha256:[0-9a-f]{64})+)", line) for line in text.splitlines()
+    ]
+    assert all(entries)
+    assert pins <= {named(entry[1]) for entry in entries if entry}

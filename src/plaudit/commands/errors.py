@@ -57,10 +57,10 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         if isinstance(error, Stopped):
             _tell(str(error))
             raise SystemExit(error.code) from error
-        limit, told = _of_limits(error), _of_storage(error, target)
-        if "--traceback" in sys.argv or not (limit or told):
+        limit, storage = _of_limits(error), _of_storage(error, target)
+        if "--traceback" in sys.argv or not (limit or storage):
             raise
-        status, told = limit or (USAGE_ERROR, f"error: {told}")
+        status, told = limit or (USAGE_ERROR, f"error: {storage}")
         _tell(told)
         raise SystemExit(status) from error
 
