@@ -27,7 +27,7 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1070,
+        1075,
         "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),

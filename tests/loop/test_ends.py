@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_resume import assert_same_run, timeless
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from plaudit import Run, load_settings, run
 from plaudit.crew.local import LocalCrew
@@ -216,13 +217,25 @@ def test_weights_that_were_not_finite_to_begin_with_are_refused(make_recipe: Any
 class Fault:
     """Raises `error` when a function is called for the `number`-th time; before that it does what it does."""
 
-    def __init__(self, error: Exception, number: int):
+    def __init__(self, error: BaseException, number: int):
         self.error, self.number, self.count = error, number, 0
 
     def hit(self) -> None:
         self.count += 1
         if self.count == self.number:
             raise self.error
+
+
+class Later(Fault):
+    """Lets another fault hit soon after its second call."""
+
+    def __init__(self, other: Fault):
+        self.other, self.count = other, 0
+
+    def hit(self) -> None:
+        self.count += 1
+        if self.count == 2:
+            self.other.number = self.other.count + 3
 
 
 def around(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Fault) -> None:
@@ -304,6 +317,28 @@ def test_a_step_that_fails_after_some_of_its_updates_counts_with_these(
     assert_finite(done.folder)
     again = run(load_settings(recipe_of(make_recipe, "ppo", tmp_path, **more, resume="latest")))
     assert [m["updates"] for m in again.metrics] == [3, 1, 3, 3]
+
+
+class PanicException(BaseException):
+    """As Rust's, which is no Exception."""
+
+
+def test_a_panic_of_the_tokenizer_ends_the_run_saved(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"train": {"steps": 4}, "log": {"samples_megabytes": 0}}
+    full = run(load_settings(recipe_of(make_recipe, "grpo", tmp_path / "full", **more)))
+    with monkeypatch.context() as patch:
+        fault = Fault(PanicException("index out of bounds"), 10**9)
+        around(patch, TokenizersBackend, "decode", fault)
+        around(patch, Optimizer, "step", Later(fault))
+        with pytest.raises(ValueError, match="the tokenizer fails: index") as e:
+            run(load_settings(recipe_of(make_recipe, "grpo", tmp_path / "hit", **more)))
+    (newest,) = names(tmp_path / "hit" / "run")
+    assert 0 < newest < 4
+    assert "resume=latest continues from there" in " ".join(e.value.__notes__)
+    run(load_settings(recipe_of(make_recipe, "grpo", tmp_path / "hit", **more, resume="latest")))
+    assert_same_run(tmp_path / "hit" / "run", full.folder)
 
 
 def test_an_update_that_fails_halfway_is_not_saved(
