@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from itertools import count
 
 import pytest
@@ -18,10 +19,9 @@ def endless() -> None:
 
 def test_what_never_ends_is_ended_and_nothing_after_it() -> None:
     for _ in range(2):
-        with pytest.raises(TooSlowError), limited(0.05):
-            endless()
-    with limited(60):
-        assert sum(range(1000)) == 499_500
+        with pytest.raises(TooSlowError):
+            limited(0.05, endless)
+    assert limited(60, lambda: sum(range(1000))) == 499_500
 
 
 def test_it_is_ended_in_the_thread_that_it_is_in() -> None:
@@ -29,27 +29,25 @@ def test_it_is_ended_in_the_thread_that_it_is_in() -> None:
 
     def run() -> None:
         try:
-            with limited(0.05):
-                endless()
+            limited(0.05, endless)
         except TooSlowError:
             ended.append(threading.current_thread().name)
 
     thread = threading.Thread(target=run, name="slow")
     thread.start()
-    with limited(60):
-        thread.join()
+    limited(60, thread.join)
     assert ended == ["slow"]
 
 
 def test_a_single_long_step_ends_first() -> None:
-    with pytest.raises(TooSlowError), limited(0.05):
-        time.sleep(0.5)
+    with pytest.raises(TooSlowError):
+        limited(0.05, partial(time.sleep, 0.5))
     time.sleep(0.3)  # nothing is left that would end what comes
 
 
 def test_errors_inside_stay_what_they_are() -> None:
-    with pytest.raises(KeyError), limited(60):
-        raise KeyError
+    with pytest.raises(KeyError):
+        limited(60, partial({}.__getitem__, "a"))
 
 
 def test_a_panic_is_an_error() -> None:

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from plaudit.data.fields import SYSTEM_ROLES, THOUGHTS, DataError, Message, shared_count
@@ -304,14 +304,17 @@ class Chats:
         why: Exception | None = None
         for way in ways:
             try:
-                with limited(RENDER_SECONDS):
-                    text = self.tokenizer.apply_chat_template(
+                text = limited(
+                    RENDER_SECONDS,
+                    partial(
+                        self.tokenizer.apply_chat_template,
                         way,
                         chat_template=before + template,
                         tokenize=False,
                         add_generation_prompt=ask,
                         **arguments,
-                    )
+                    ),
+                )
             except TooSlowError:
                 raise self._too_much(f"takes more than {RENDER_SECONDS} s", where) from None
             except Exception as error:  # noqa: BLE001 - a template is a program, which may fail in any way

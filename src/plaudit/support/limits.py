@@ -7,8 +7,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class TooSlowError(RuntimeError):
@@ -65,17 +68,16 @@ class _Watch:
 _watch = _Watch()
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TooSlowError in this thread if what is inside takes longer. Not to be nested."""
+def limited(seconds: float, call: Callable[[], T]) -> T:
+    """Return what a call returns. Raises TooSlowError in this thread if it takes longer. Not to be nested."""
     ident = _watch.begin(seconds)
     try:
         try:
-            yield
+            return call()
         finally:
             _watch.end(ident)
     finally:
-        _watch.end(ident)  # the exception may have come while the first one began
+        _watch.end(ident)  # the exception may have come as the first one began
 
 
 @contextmanager
