@@ -53,7 +53,7 @@ ROOMS = {
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
     ),
     "models": (
-        3630,
+        3645,
         "Hugging Face folders to modules and back, tried first (90); who holds which box, gives it to whom (70)",
     ),
     "weights": (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -262,6 +263,15 @@ def test_residuals_in_float32_do_not_reach_a_head_in_bfloat16(keys: dict[str, An
     assert found.logprobs is not None
     found.logprobs.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"])
+def test_sizes_that_no_file_has_are_refused_before_memory_is_asked_for(key: str, tmp_path: Path) -> None:
+    save_model(fresh_model(NEOX), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 10**12}))
+    with pytest.raises(ValueError, match=f"{key}=1,000,000,000,000"):
+        load_model(str(tmp_path))
 
 
 def test_a_cache_is_refused(tiny: Tiny) -> None:

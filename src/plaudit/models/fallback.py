@@ -15,6 +15,7 @@ import inspect
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from plaudit.compute.context import Context, Packed
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import SCALAR_HEAD, HeadKind
-from plaudit.models.files import weight_files
+from plaudit.models.files import read_json, stored_numbers, weight_files
 from plaudit.models.fresh import draw_normal, generator
 from plaudit.models.keys import UnknownKeyError
 from plaudit.support.fields import nearest
@@ -42,6 +43,10 @@ HARMLESS = frozenset(
 )
 """Arguments that models pass to SDPA, which ignores them without effect: a window, for instance, is in the mask
 already."""
+
+
+SIZE = re.compile("(size|layers?|dim|d_model|embd|heads?|experts)$")
+"""Keys of a configuration that no model has larger than the number of its weights."""
 
 
 class Logits(nn.Module):
@@ -170,9 +175,19 @@ def _turn(config: Any) -> int:
     return int(longest or 0)
 
 
+def _check_sizes(keys: Mapping[str, Any], stored: int) -> None:
+    """Raise ValueError for a size or number of layers above that of all weights, for which transformers would ask for
+    memory, or make modules without end."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            _check_sizes(value, stored)
+        elif SIZE.search(key) and isinstance(value, int) and value > max(stored, 10**6):
+            raise ValueError(f"The config.json has {key}={value:,}, and its weights are {stored:,}. Copy both again.")
+
+
 def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: str, seed: int) -> Fallback:
     """Load the model of a folder through transformers. A scalar head that the folder lacks is drawn from `seed`."""
-    weight_files(folder)  # refuses pickles
+    _check_sizes(read_json(folder / "config.json"), stored_numbers(weight_files(folder)))
     labels = {"num_labels": 1} if head == "scalar" else {}
     try:
         inner, info = _auto_class(head).from_pretrained(
