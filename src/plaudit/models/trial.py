@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,13 @@ MOST_TOKENS = 100
 
 
 def main(folder: Path, seconds: int, memory: int) -> None:
-    for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory)):
-        there = resource.getrlimit(limit)[1]
-        most = most if there == resource.RLIM_INFINITY else min(most, there)
-        resource.setrlimit(limit, (most, most))
+    with suppress(ImportError, ValueError, OSError):  # systems other than Linux may lack these limits
+        import resource
+
+        for limit, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory)):
+            there = resource.getrlimit(limit)[1]
+            most = most if there == resource.RLIM_INFINITY else min(most, there)
+            resource.setrlimit(limit, (most, most))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if (path := folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
