@@ -73,9 +73,9 @@ ROOMS = {
         2640,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
     ),
-    "evaluate": (1990, "figures of models that are no figures of a run"),
+    "evaluate": (2012, "figures of models that are no figures of a run"),
     "settings": (
-        2545,
+        2570,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -91,8 +91,8 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2345,
-        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130)",
+        2480,
+        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130); `init` (120)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

@@ -41,7 +41,7 @@ SHORTER = {
     "reward": SHORT,
     "dpo": SHORT,
     "grpo": [*SHORT, "rollout.prompts_per_step=2", "rollout.max_tokens=8"],
-    "generate": ["--max-tokens", "8"],
+    "generate": ["sampling.max_tokens=8"],
     "evaluate": ["limit=4", "sampling.max_tokens=8"],
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.settings import ScoringSettings
-from plaudit.models.device import device_of
+from plaudit.models.device import computing
 from plaudit.rewards.base import Reward
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward, check_servers
@@ -24,7 +24,7 @@ class Measures:
 
     def __init__(self, settings: ScoringSettings, say: Callable[[str], None], *, as_chat: bool | None = None):
         self.scoring, self.as_chat = settings, as_chat
-        self.device = device_of(settings.device)
+        self.device = computing(settings.device, settings.threads)
         self.functions = {} if settings.gold is None else {"gold": _gold(settings)}
         self.learned: list[tuple[str, RewardSettings]] = []
         """Judges and servers, which must know whose tokens they are asked about."""

@@ -204,6 +204,8 @@ def _about_rewards(s: Settings) -> list[str]:
         if reward.kind == "http":
             names.append(reward.name or "http")
             continue
+        if reward.kind == "function" and not reward.function:
+            continue  # its own section complains
         try:
             rule = function_reward(reward)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:

@@ -348,7 +348,7 @@ def unknown_keys(
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
             near = one_of(here + elsewhere) if few else nearest(str(key), known)
-            theirs = {one: told for one in flat(value, path) if (told := meant(one))} if root is Settings else {}
+            theirs = {one: told for one in flat(value, path) if (told := meant_in(root, one))}
             answers = {path: near} if few or not theirs else theirs
             yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())
             continue
@@ -359,6 +359,19 @@ def unknown_keys(
             for number, entry in _entries(value):
                 inside = f"{path}.{number}"
                 yield from unknown_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
+
+
+def meant_in(root: type, theirs: str) -> str:
+    """Say a tree's key for another system's, or for one that stands elsewhere in it; "" if it is neither."""
+    ours = meant(theirs)
+    if ours and root is Settings:
+        return ours
+    key = (ours.removeprefix(": here it is ") or theirs).replace("rollout.", "sampling.")
+    keys = [leaf.key for leaf in leaves(root)]
+    last = key.rpartition(".")[2]
+    here = [one for one in (key, f"sampling.{last}") if one in keys][:1]
+    here = here or [one for one in keys if one.rpartition(".")[2] == last]
+    return f": here it is {here[0]}" if len(here) == 1 else ""
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
