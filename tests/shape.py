@@ -22,6 +22,7 @@ CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "
 """What a day's reading is to hold."""
 
 ROOMS = {
+    "__main__": (10, "`python -m plaudit`"),
     "__init__": (80, "the names that `import plaudit` gives"),
     "types": (435, "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235)"),
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
@@ -73,7 +74,7 @@ ROOMS = {
         2640,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
     ),
-    "evaluate": (2012, "figures of models that are no figures of a run"),
+    "evaluate": (2022, "figures of models that are no figures of a run"),
     "settings": (
         2570,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",

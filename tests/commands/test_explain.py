@@ -75,6 +75,18 @@ def test_other_commands_explain_theirs_too(words: tuple[str, ...], told: str) ->
         (("grpo", "r.yaml", "--bf16"), "here learn.precision=bfloat16"),
         (("dpo", "r.yaml", "--train.steps", "5"), "here train.steps=5"),
         (("check", "r.yaml", "--max_steps", "5"), "here train.steps=5"),
+        (("dpo", "r.yaml", "--beta", "1"), "here algorithm.beta=1"),
+        (("generate", "m", "--temperature", "0"), "here sampling.temperature=0"),
+        (("generate", "m", "--max-tokens=8"), "here sampling.max_tokens=8"),
+        (("generate", "m", "Two?"), "'Two?' .. --prompt TEXT"),
+        (("evaluate", "max_new_tokens=5"), "here it is sampling.max_tokens"),
+        (("evaluate", "rollout.top_p=1"), "here it is sampling.top_p"),
+        (("evaluate", "thread=1"), "mean threads"),
+        (("serve-reward", "m", "thread=1"), "mean threads"),
+        (("sft", "deepspeed=F"), "as --deepspeed FILE"),
+        (("sft", "."), ". is a folder"),
+        (("dpo",), "plaudit init dpo"),
+        (("grpo", "rewards=[{kind: function}]"), "function needs function"),
     ],
 )
 def test_a_wrong_key_or_flag_is_answered_with_ours(words: tuple[str, ...], told: str) -> None:

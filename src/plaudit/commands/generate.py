@@ -13,9 +13,9 @@ from plaudit.data.formats import question_of
 from plaudit.data.load import load_prompts
 from plaudit.data.reader import Asked, Reader
 from plaudit.data.records import Sample
+from plaudit.evaluate.measures import computing
 from plaudit.evaluate.policy import Policy
 from plaudit.evaluate.settings import GenerateSettings
-from plaudit.models.device import computing
 from plaudit.monitor.console import Reporter
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_plugins
@@ -33,7 +33,7 @@ def generate(settings: GenerateSettings, prompts: Sequence[str] = ()) -> list[tu
     out = None if settings.output is None else at_home(settings.output)
     if out is not None:
         _writable(out)
-    policy = Policy.load(settings.model, device=computing(settings.device, settings.threads))
+    policy = Policy.load(settings.model, device=computing(settings))
     asked = _asked(prompts, policy, settings)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:

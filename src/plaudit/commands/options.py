@@ -73,8 +73,8 @@ def tree_of(command: str) -> type:
 
 def _as_setting(option: str, args: list[str], command: str) -> str:
     """Say what to write instead of an unknown option."""
-    from plaudit.algorithms import ALGORITHMS
-    from plaudit.settings.recipes import meant_in, unknown_keys
+    from plaudit.settings.recipes import defaults, meant_in, unknown_keys
+    from plaudit.support.fields import leaves
 
     place = next((i for i, word in enumerate(args) if word.partition("=")[0] == option), len(args))
     _, _, value = args[place].partition("=") if place < len(args) else ("", "", "")
@@ -82,7 +82,9 @@ def _as_setting(option: str, args: list[str], command: str) -> str:
     value = value or following or "VALUE"
     name = option.lstrip("-").replace("-", "_")
     ours = meant_in(tree_of(command), name).removeprefix(": here it is ")
-    for _, told in unknown_keys({name: value}, tree_of(command), algorithm=ALGORITHMS.get(command)):
+    if not ours and command in METHODS:
+        ours = next((leaf.key for leaf in leaves(defaults(command)) if leaf.key.rpartition(".")[2] == name), "")
+    for _, told in unknown_keys({name: value}, tree_of(command)):
         near = re.search(r"did you mean ([\w.]+)\?", told)
         ours = ours or (near[1] if near else "")
     key, _, more = ours.partition(" ")

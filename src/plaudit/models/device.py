@@ -1,14 +1,8 @@
-"""The device and the threads that a process computes with."""
+"""The device that a process computes on."""
 
 from __future__ import annotations
 
 import torch
-
-
-def computing(name: str, threads: int | None) -> str:
-    """Take so many CPU threads, or as many as torch does, and return the device that a setting names."""
-    torch.set_num_threads(threads or torch.get_num_threads())
-    return device_of(name)
 
 
 def device_of(name: str) -> str:

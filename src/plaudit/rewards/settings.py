@@ -81,8 +81,6 @@ class RewardSettings(Section):
             yield f"tensor={self.tensor} counts processes of a worker, and workers=0: set workers=1"
         if self.kind == "http" and not self.urls:
             yield "urls=[] names no server: kind http needs [http://host:port, ...]"
-        if self.kind == "function" and not self.function:
-            yield 'function="" names none: kind function needs "file.py:name" or "package.module:name"'
         yield from (f"urls: {why}" for url in self.urls if (why := wrong_url(url)))
         for given, default in zip(leaves(self), leaves(RewardSettings), strict=True):
             readers = [f"kind {kind!r}" for kind, read in KINDS.items() if given.key in read]

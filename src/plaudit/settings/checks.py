@@ -205,7 +205,8 @@ def _about_rewards(s: Settings) -> list[str]:
             names.append(reward.name or "http")
             continue
         if reward.kind == "function" and not reward.function:
-            continue  # its own section complains
+            problems.append(f'rewards.{number}: kind function needs function, "file.py:name" or "package.module:name"')
+            continue
         try:
             rule = function_reward(reward)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:

@@ -11,6 +11,8 @@ import yaml
 def meant(theirs: str) -> str:
     """Say our key for a key or flag of TRL, OpenRLHF or verl; "" if it is none of theirs."""
     path = theirs.lstrip("-").replace("-", "_").lower()
+    if path == "deepspeed":
+        return ": its configuration is given as --deepspeed FILE"
     words = spellings()
     ours = words.get(path) or words.get(path.rpartition(".")[2])
     return f": here it is {ours}" if ours else ""
