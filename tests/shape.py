@@ -93,7 +93,7 @@ ROOMS = {
     ),
     "commands": (
         2480,
-        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130); `init` (120)",
+        "the command line; runs on a mesh (250); beside a run (80), plans (115), connections (130), `init` (130)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

@@ -69,7 +69,7 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
         from plaudit.runtime.settings import PLANNED
-        from plaudit.settings.recipes import as_ours, load_settings
+        from plaudit.settings.recipes import as_ours, left_over, load_settings
         from plaudit.settings.tree import unused
 
         # A recipe is optional: `plaudit sft model.path=... data.train=...` is enough.
@@ -85,6 +85,8 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
             reporter.say(
                 f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"
             )
+        for doubt in left_over(given.recipe, overrides):
+            reporter.say(f"warning: {doubt}")
         if idle := unused(settings):
             reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
         run(settings, reporter=reporter)
@@ -144,6 +146,27 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
         done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
         if done.evaluation is not None:
             reporter.show(done.evaluation.table())
+
+
+@main.command(cls=TakesSettings)
+@click.argument("method", type=click.Choice(list(METHODS)))
+@click.argument("overrides", nargs=-1)
+@click.option("--output", type=HomePath(path_type=Path, dir_okay=False), help="The recipe; default: METHOD.yaml.")
+@traceback_option
+def init(method: str, overrides: tuple[str, ...], output: Path | None) -> None:
+    """Write a recipe for your own data into METHOD.yaml. It suits the model's size and the number of rows.
+
+    \b
+    plaudit init sft data.train=my/sft.jsonl                              a small model, from nothing
+    plaudit init sft data.train=my/sft.jsonl model.path=Qwen/Qwen2.5-0.5B
+    plaudit init dpo data.train=my/pairs.jsonl model.path=runs/sft
+    """
+    target = output or Path(f"{method}.yaml")
+    with plain_errors(target):
+        from plaudit.commands.init import init as write_recipe
+
+        for line in write_recipe(method, overrides, target):
+            _say(line)
 
 
 @main.command()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.settings import DataSettings
 from plaudit.settings.checks import check
 from plaudit.settings.importers.read import read
 from plaudit.settings.importers.read import read_saved as read_saved
@@ -102,6 +103,18 @@ def drafted(
             override.apply(config, algorithm)
     settings = completed(dataclasses.replace(_to_object(config), method=method))
     return settings, problems + [told for told in mistyped(settings) if told not in problems]
+
+
+def left_over(recipe: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Doubt a recipe's validation rows beside train rows that an override names."""
+    keys = {text.partition("=")[0] for text in overrides}
+    data = recipe.get("data")
+    if "data.train" not in keys or "data.validation" in keys or not isinstance(data, Mapping) or not data.get("train"):
+        return []
+    apart = data.get("validation")
+    if not (isinstance(apart, str | list) and DataSettings(validation=apart).apart):
+        return []
+    return [f"data.train is given, and data.validation={apart} is still the recipe's: set data.validation=10% or FILE"]
 
 
 @contextmanager
