@@ -76,7 +76,7 @@ ROOMS = {
     ),
     "evaluate": (2022, "figures of models that are no figures of a run"),
     "settings": (
-        2570,
+        2590,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -84,7 +84,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2290,
+        2322,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
@@ -92,7 +92,7 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2480,
+        2505,
         "the command line; runs on a mesh (250); beside a run (80), plans (115), connections (130), `init` (130)",
     ),
 }

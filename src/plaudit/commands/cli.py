@@ -69,7 +69,8 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
         from plaudit.runtime.settings import PLANNED
-        from plaudit.settings.recipes import as_ours, left_over, load_settings
+        from plaudit.settings.checks import left_over
+        from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
         # A recipe is optional: `plaudit sft model.path=... data.train=...` is enough.

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from plaudit.algorithms import ALGORITHMS
 from plaudit.commands.options import METHODS
 from plaudit.data.byte_pairs import train_tokenizer
 from plaudit.data.read import fetched, scan_rows
@@ -25,7 +24,7 @@ from plaudit.models.described import folder_config
 from plaudit.models.families import read_config
 from plaudit.models.folders import local_folder
 from plaudit.runs.pipeline import merged
-from plaudit.settings.recipes import drafted, nested, parse_override
+from plaudit.settings.recipes import defaults, drafted, nested, parse_override
 from plaudit.settings.tree import SettingsError, annotated
 from plaudit.support.fields import Rule, flat, leaves, refuse
 from plaudit.support.paths import at_home
@@ -48,7 +47,7 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
     that the method lacks and for an `output` that exists."""
     if output.exists():
         raise SettingsError(f"{output} exists already: give another file, --output=FILE")
-    kind = {"demonstrations": "demonstrations", "prompts": "online"}.get(ALGORITHMS[method].data, "pairs")
+    kind = {"demonstrations": "demonstrations", "prompts": "online"}.get(defaults(method).algorithm.data, "pairs")
     asked: dict[str, Any] = {}
     for override in map(parse_override, overrides):
         asked = merged(asked, nested(override.key, override.value))
@@ -97,10 +96,13 @@ def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str,
         tokenizer = {"tokenizer": str(output.with_name(f"{output.stem}-tokenizer"))}
         return {"config": FRESH} | tokenizer, "small", FRESH["n_positions"], ["a small GPT-2 that learns from nothing"]
     path = str(path or "runs/sft")
-    if not at_home(path).is_dir():
+    try:
+        config = read_config(folder_config(local_folder(path))) if at_home(path).is_dir() else None
+    except FileNotFoundError:  # a run that has saved nothing yet
+        config = None
+    if config is None:
         size = "small" if path.startswith("runs/") else "large"
         return {"path": path}, size, 512 if size == "small" else ROOM, [f"the model {path}"]
-    config = read_config(folder_config(local_folder(path)))
     size = "small" if config.parameters <= SMALL else "large"
     told = f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"
     return {"path": path}, size, min(ROOM, config.max_positions), [told]

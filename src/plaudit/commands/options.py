@@ -73,7 +73,8 @@ def tree_of(command: str) -> type:
 
 def _as_setting(option: str, args: list[str], command: str) -> str:
     """Say what to write instead of an unknown option."""
-    from plaudit.settings.recipes import defaults, meant_in, unknown_keys
+    from plaudit.settings.recipes import defaults, unknown_keys
+    from plaudit.settings.spellings import meant_in
     from plaudit.support.fields import leaves
 
     place = next((i for i, word in enumerate(args) if word.partition("=")[0] == option), len(args))

@@ -34,8 +34,8 @@ from plaudit.runs.intake import FEW, dated, few_steps, longest_of, unlike_judges
 from plaudit.runs.pipeline import load_pipeline, placed, recipes_of, to_come
 from plaudit.runs.records import folder_taken, open_record, refuse_another
 from plaudit.runtime.token import check_cluster
-from plaudit.settings.checks import wrong
-from plaudit.settings.recipes import drafted, left_over, read_yaml
+from plaudit.settings.checks import left_over, wrong
+from plaudit.settings.recipes import drafted, read_yaml
 from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped

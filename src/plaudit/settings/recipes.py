@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plaudit.data.settings import DataSettings
 from plaudit.settings.checks import check
 from plaudit.settings.importers.read import read
 from plaudit.settings.importers.read import read_saved as read_saved
 from plaudit.settings.importers.read import read_yaml as read_yaml
 from plaudit.settings.importers.table import Imported
-from plaudit.settings.spellings import meant
+from plaudit.settings.spellings import meant_in
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import flat, leaves, mistyped, nearest, one_of, refuse, shortened
 from plaudit.support.paths import at_home
@@ -103,18 +102,6 @@ def drafted(
             override.apply(config, algorithm)
     settings = completed(dataclasses.replace(_to_object(config), method=method))
     return settings, problems + [told for told in mistyped(settings) if told not in problems]
-
-
-def left_over(recipe: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Doubt a recipe's validation rows beside train rows that an override names."""
-    keys = {text.partition("=")[0] for text in overrides}
-    data = recipe.get("data")
-    if "data.train" not in keys or "data.validation" in keys or not isinstance(data, Mapping) or not data.get("train"):
-        return []
-    apart = data.get("validation")
-    if not (isinstance(apart, str | list) and DataSettings(validation=apart).apart):
-        return []
-    return [f"data.train is given, and data.validation={apart} is still the recipe's: set data.validation=10% or FILE"]
 
 
 @contextmanager
@@ -372,19 +359,6 @@ def unknown_keys(
             for number, entry in _entries(value):
                 inside = f"{path}.{number}"
                 yield from unknown_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
-
-
-def meant_in(root: type, theirs: str) -> str:
-    """Say a tree's key for another system's, or for one that stands elsewhere in it; "" if it is neither."""
-    ours = meant(theirs)
-    if ours and root is Settings:
-        return ours
-    key = (ours.removeprefix(": here it is ") or theirs).replace("rollout.", "sampling.")
-    keys = [leaf.key for leaf in leaves(root)]
-    last = key.rpartition(".")[2]
-    here = [one for one in (key, f"sampling.{last}") if one in keys][:1]
-    here = here or [one for one in keys if one.rpartition(".")[2] == last]
-    return f": here it is {here[0]}" if len(here) == 1 else ""
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
