@@ -92,7 +92,7 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2505,
+        2510,
         "the command line; runs on a mesh (250); beside a run (80), plans (115), connections (130), `init` (130)",
     ),
 }

@@ -24,7 +24,7 @@ def meant(theirs: str) -> str:
 def meant_in(root: type, theirs: str) -> str:
     """Say a tree's key for another system's, or for one that stands elsewhere in it; "" if it is neither."""
     ours = meant(theirs)
-    if ours and root is Settings:
+    if root is Settings:
         return ours
     key = (ours.removeprefix(": here it is ") or theirs).replace("rollout.", "sampling.")
     keys = [leaf.key for leaf in leaves(root)]
