@@ -221,7 +221,7 @@ def answers_a_step(method: str) -> int:
 def held_out(policy: Path, data: Path, output: Path) -> float:
     """Gold of sampled answers to the test prompts."""
     gold, prompts = "plaudit.tasks.demo:gold_reward", data / "prompts_test.jsonl"
-    words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", "sampling.max_tokens=48", f"out={output}")
+    words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", "sampling.max_tokens=48", f"output={output}")
     subprocess.run([sys.executable, "-m", "plaudit.commands.cli", "evaluate", *words], check=True, capture_output=True)
     found = json.loads((output / "evaluation.json").read_text(encoding="utf-8"))
     return float(found["figures"]["reward/gold"]["value"])

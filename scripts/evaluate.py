@@ -132,7 +132,7 @@ def _differing(settings: Any, plain: Any) -> dict[str, Any]:
 @click.option(
     "--test_data", required=True, multiple=True, help="Held-out rows in any dialect; repeat for several files."
 )
-@click.option("--out", type=HomePath(path_type=Path), help="Folder of the results; default: MODEL_DIR/evaluation.")
+@click.option("--output", type=HomePath(path_type=Path), help="Folder of the results; default: MODEL_DIR/evaluation.")
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
 @click.argument("overrides", nargs=-1)
 def main(
@@ -140,11 +140,11 @@ def main(
     model_dir: Path,
     eval_type: str,
     test_data: tuple[str, ...],
-    out: Path | None,
+    output: Path | None,
     traceback: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    with plain_errors(out or model_dir / "evaluation"):
+    with plain_errors(output or model_dir / "evaluation"):
         from plaudit.evaluate.evaluation import evaluate
         from plaudit.monitor.console import Reporter
 
@@ -154,7 +154,7 @@ def main(
             click.echo(f"{label}: {path or 'none found'}")
         settings.model, settings.judge = _text(found.policy), _text(found.judge)
         settings.reference = settings.other = _text(found.first)
-        settings.out = str(out or model_dir / "evaluation")
+        settings.output = str(output or model_dir / "evaluation")
         reasons: dict[str, str] = {}
         for source in test_data:
             gives, why = served(source, settings.data)
@@ -164,7 +164,7 @@ def main(
         settings.kinds = choose(settings, eval_type, reasons)
         reporter = Reporter()
         reporter.show(evaluate(settings, reporter=reporter).table())
-        click.echo(f"results: {settings.out}")
+        click.echo(f"results: {settings.output}")
 
 
 def _text(path: Path | None) -> str | None:

@@ -22,6 +22,7 @@ CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "
 """What a day's reading is to hold."""
 
 ROOMS = {
+    "__main__": (10, "`python -m plaudit`"),
     "__init__": (80, "the names that `import plaudit` gives"),
     "types": (435, "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235)"),
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
@@ -73,9 +74,9 @@ ROOMS = {
         2640,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
     ),
-    "evaluate": (1990, "figures of models that are no figures of a run"),
+    "evaluate": (2022, "figures of models that are no figures of a run"),
     "settings": (
-        2545,
+        2590,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -83,7 +84,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2290,
+        2322,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
@@ -91,8 +92,8 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2345,
-        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130)",
+        2510,
+        "the command line; runs on a mesh (250); beside a run (80), plans (115), connections (130), `init` (130)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

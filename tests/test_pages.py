@@ -17,9 +17,10 @@ import yaml
 from plaudit import load_pipeline, load_settings
 from plaudit.commands import cli
 from plaudit.commands.explain import explained
+from plaudit.commands.init import init
 from plaudit.commands.layout import plan, report
 from plaudit.data import formats
-from plaudit.evaluate.settings import CompareSettings, EvaluationSettings, RelabelSettings
+from plaudit.evaluate.settings import CompareSettings, EvaluationSettings, GenerateSettings, RelabelSettings
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.settings.recipes import load_tree, read_settings
@@ -116,6 +117,8 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     theirs = {"trl.yaml": "sft.yaml", "async_rlhf.yaml": "rloo.yaml", "reward.conf": "reward.conf"}
     for name, file in (theirs | {"ds_config.json": "zero3.json"}).items():
         (tmp_path / name).symlink_to(foreign / file)
+    for name in ("sft", "reward", "grpo", "dpo"):  # of the quick start, whose own test writes them by `init`
+        (tmp_path / f"{name}.yaml").symlink_to(ROOT / "configs" / f"{name}.yaml")
     (tmp_path / "ours.py").write_text("def of_trl(completion): return 1.0")
     for name in ("grpo", "sft", "reward", "first"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -124,9 +127,8 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(("words", "error"), list(commands()))
-def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[str], error: str) -> None:
+def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[str], error: str, reader: Path) -> None:
     for place, stands in PLACES.items():
         words = [re.sub(rf"\b{place}\b", stands, word) for word in words]
     if "rollout.engine=vllm" in words and importlib.util.find_spec("vllm") is None:
@@ -146,7 +148,11 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
     elif name == "pipeline":
         load_pipeline(recipe, overrides)
     elif name == "evaluate":
-        check(load_tree(EvaluationSettings, {}, overrides))
+        check(cli.measured_by(EvaluationSettings, given["recipe"], given["overrides"]))
+    elif name == "generate":
+        check(load_tree(GenerateSettings, {"model": given["model"]}, overrides))
+    elif name == "init":
+        assert init(given["method"], [word for word in overrides if "=runs/" not in word], reader / "new.yaml")
     elif name == "layout":
         assert list(report(plan(read_settings(recipe, overrides), given["mesh"], given["ranks"]), given["rank"]))
     elif name == "relabel":
@@ -158,7 +164,7 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
     elif name in ("check", "profile", "plan"):
         (recipe, *overrides) = given["words"]
         load_pipeline(recipe, overrides) if "example" in recipe else load_settings(recipe, overrides)
-    elif name == "settings" and given["method"] not in ("generate", "serve-reward"):
+    elif name == "settings" and given["method"] != "serve-reward":
         assert explained(given["method"], given["keys"], recipe=given["recipe"], plugins=given["plugins"])
 
 

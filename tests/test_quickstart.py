@@ -7,7 +7,6 @@ import json
 import re
 import select
 import shlex
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -31,8 +30,8 @@ LINES = re.findall("^    (.+)$", re.sub(r" *\\\n +", " ", PAGE), re.MULTILINE)
 ROWS = {found[1]: found[2] for line in LINES if (found := re.fullmatch(r"(my/\S+) +(\{.*\})", line))}
 """The example row of each file of one's own."""
 COMMANDS = [line for line in LINES if not line.startswith(tuple(ROWS))]
-NOT_HERE = ("make setup", ". .venv/bin/activate", "make demo", "plaudit sft configs/qwen2.5-0.5b/sft.yaml")
-"""What makes the environment, what takes two minutes (commands/test_cli.py has it shorter), and the hub's model."""
+NOT_HERE = ("make setup", ". .venv/bin/activate", "make demo")
+"""What makes the environment, and what takes two minutes (commands/test_cli.py has it shorter)."""
 
 SIZE = DemoSize(sft=40, sft_validation=4, pairs=30, pairs_validation=4, prompts=8, prompts_test=4, vocabulary=300)
 SHORT = ["threads=1", "train.steps=2", "train.batch_size=4"]
@@ -41,7 +40,7 @@ SHORTER = {
     "reward": SHORT,
     "dpo": SHORT,
     "grpo": [*SHORT, "rollout.prompts_per_step=2", "rollout.max_tokens=8"],
-    "generate": ["--max-tokens", "8"],
+    "generate": ["sampling.max_tokens=8"],
     "evaluate": ["limit=4", "sampling.max_tokens=8"],
 }
 
@@ -65,7 +64,6 @@ def served(words: list[str], environment: dict[str, str]) -> list[str]:
 def test_the_page_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo_command, "make_demo", functools.partial(make_demo, size=SIZE))
     said: dict[str, list[str]] = defaultdict(list)
@@ -81,9 +79,9 @@ def test_the_page_from_its_first_command_to_its_last(
             done = CliRunner().invoke(main, [*words, *SHORTER.get(words[0], [])])
             assert done.exit_code == 0, f"{line}\n{done.output}"
             said[words[0]].append(done.output)
-    assert [Run(f"runs/my-{name}").metrics[-1]["step"] for name in ("sft", "reward", "grpo", "dpo")] == [2] * 4
-    assert sorted(said["--serve"]) == ["my-dpo", "my-grpo", "my-reward", "my-sft"]
+    assert [Run(f"runs/{name}").metrics[-1]["step"] for name in ("sft", "reward", "grpo", "dpo")] == [2] * 4
+    assert sorted(said["--serve"]) == ["dpo", "grpo", "reward", "sft"]
     assert "41 as prompt/completion" in said["check"][0]
     assert said["generate"][0].count("Two and two? |") == 2
     assert all(figure in said["evaluate"][0] for figure in ("reward/judge", "kl/token"))
-    assert list(Path("runs/my-grpo/evaluations").iterdir())
+    assert list(Path("runs/grpo/evaluations").iterdir())

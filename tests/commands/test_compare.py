@@ -87,8 +87,8 @@ def test_answers_are_to_the_same_prompts_by_the_runs_own_reward(compared: Compar
     assert "win_rate/varied" not in compared.measured["slow"], "the first run is what others are compared with"
 
 
-def test_everything_is_kept_in_the_first_runs_folder(compared: Compared, runs: list[Path]) -> None:
-    assert compared.folder.parent == runs[0] / "evaluations"
+def test_everything_is_kept_in_a_folder_of_its_own(compared: Compared, runs: list[Path]) -> None:
+    assert compared.folder.parent == runs[0].parent / "comparisons"
     assert {path.name for path in compared.folder.iterdir()} == {
         *("evaluation.json", "comparison.png", "comparison.jsonl")
     }

@@ -102,7 +102,7 @@ GIVEN: dict[str, list[list[str]]] = {
         [".", "--plot", FOUL],
         [".", "--serve", "--port", FOUL],
         [".", "--serve", "--host", FOUL],
-        [".", "--out", f"{FOUL}.yaml"],
+        [".", "--output", f"{FOUL}.yaml"],
     ],
     "serve-reward": [
         [FOUL, "--port", FOUL],
@@ -112,13 +112,14 @@ GIVEN: dict[str, list[list[str]]] = {
     ],
     "generate": [
         [FOUL, "--prompt", FOUL],
-        [FOUL, "--file", f"{FOUL}.jsonl"],
-        [FOUL, "--template", FOUL],
-        [FOUL, "--seed", FOUL],
+        [FOUL, f"prompts='{FOUL}.jsonl'"],
+        [FOUL, f"data.chat_template_kwargs={FOUL}"],
+        [FOUL, "--prompt", "a", f"seed={FOUL}"],
+        [FOUL, FOUL],
     ],
     "evaluate": [[f"model={FOUL}", f"prompts={FOUL}.jsonl"], [f"kinds=[{FOUL}]"], [f"model={FOUL}", "--follow"]],
     "relabel": [
-        [f"preferences={FOUL}.jsonl", f"judge={FOUL}", f"out={FOUL}"],
+        [f"preferences={FOUL}.jsonl", f"judge={FOUL}", f"output={FOUL}"],
         [f"answers={FOUL}.jsonl", f"gold={FOUL}:{FOUL}"],
     ],
     "compare": [[FOUL, FOUL], [".", "out"], [".", f"prompts={FOUL}"]],
@@ -144,9 +145,9 @@ def test_errors_of_no_command(here: Path) -> None:
 def test_runs_of_others_are_compared_drawn_and_read(runs: list[Path], here: Path) -> None:
     assert "Settings that differ" in told("compare", *map(str, runs), "limit=2", "sampling.max_tokens=2")
     told("monitor", str(runs[0].parent))
-    told("monitor", str(runs[0].parent), "--out", f"{FOUL}plots")
-    told("generate", str(runs[0]), "--prompt", FOUL, "--max-tokens", "2")
-    told("generate", str(runs[0]), "--file", f"{FOUL}.jsonl", "--max-tokens", "2", "--out", f"{FOUL}.answers.jsonl")
+    told("monitor", str(runs[0].parent), "--output", f"{FOUL}plots")
+    told("generate", str(runs[0]), "--prompt", FOUL, "sampling.max_tokens=2")
+    told("generate", str(runs[0]), f"prompts='{FOUL}.jsonl'", "sampling.max_tokens=2", f"output='{FOUL}.answers.jsonl'")
     told("evaluate", f"model='{runs[0]}'", f"prompts='{FOUL}.jsonl'")
     for name in ("settings.yaml", "metrics.jsonl", "checkpoints"):
         path = runs[1] / name

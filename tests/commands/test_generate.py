@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny import GPT2
 
 from plaudit.commands.generate import generate
 from plaudit.data.template import DEFAULT_TEMPLATE
+from plaudit.evaluate.settings import GenerateSettings, SamplingSettings
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
 
 
@@ -24,11 +26,15 @@ def model(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def settings(model: str, prompts: Path | None = None, **given: Any) -> GenerateSettings:
+    return GenerateSettings(model=model, prompts=None if prompts is None else str(prompts), **given)
+
+
 def test_prompts_of_a_file_are_whole(model: str, tmp_path: Path) -> None:
     """Training cuts them to data.max_prompt_tokens=512; a prompt of the command line was never cut."""
     text = "The acting was superb . " * 50
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
-    asked = generate(model, prompts=[text], files=[str(tmp_path / "prompts.jsonl")], max_tokens=2)
+    asked = generate(settings(model, tmp_path / "prompts.jsonl", sampling=SamplingSettings(max_tokens=2)), [text])
     (given, _), (read, _) = asked
     assert 512 < len(read.tokens) < 600
     assert read.tokens == given.tokens
@@ -38,19 +44,19 @@ def test_a_prompt_without_room_is_named(model: str, tmp_path: Path) -> None:
     rows = [{"prompt": "The acting"}, {"prompt": "The acting was superb . " * 300}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2 .* 599"):
-        generate(model, files=[str(tmp_path / "prompts.jsonl")])
+        generate(settings(model, tmp_path / "prompts.jsonl"))
 
 
 def test_what_would_be_lost_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Is a directory"):
-        generate("nobody/nothing", prompts=["x"], out=tmp_path)
+        generate(settings("nobody/nothing", output=str(tmp_path)), ["x"])
     with pytest.raises(ValueError, match="samples=0"):
-        generate("nobody/nothing", prompts=["x"], samples=0)
+        generate(settings("nobody/nothing", sampling=SamplingSettings(samples=0)), ["x"])
     kept = tmp_path / "kept.jsonl"
     kept.write_text("kept\n")
     for out in (kept, tmp_path / "new" / "answers.jsonl"):
         with pytest.raises(FileNotFoundError, match="no folder"):
-            generate("./absent", prompts=["x"], out=out)
+            generate(settings("./absent", output=str(out)), ["x"])
     assert kept.read_text() == "kept\n"
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -64,12 +70,12 @@ def test_a_prompt_is_asked_as_the_checkpoint_was_trained_unless_told(model: str,
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "Hm"}) + "\n")
 
     def asked(**how: Any) -> list[str]:
-        files = [str(tmp_path / "prompts.jsonl")]
-        found = generate(str(tmp_path / "chat"), prompts=["Hm"], files=files, max_tokens=1, **how)
+        given = settings(str(tmp_path / "chat"), tmp_path / "prompts.jsonl", sampling=SamplingSettings(max_tokens=1))
+        found = generate(replace(given, data=replace(given.data, **how)), ["Hm"])
         return [prompt.text for prompt, _ in found]
 
     chat = "<|user|>\nHm\n<|assistant|>\n"
     assert asked() == [chat] * 2
     assert asked(as_chat=False) == ["Hm"] * 2
     assert asked(system="Be brief.") == [f"<|system|>\nBe brief.\n{chat}"] * 2
-    assert asked(template_arguments={"loud": True}) == [f"LOUD {chat}"] * 2
+    assert asked(chat_template_kwargs={"loud": True}) == [f"LOUD {chat}"] * 2

@@ -63,7 +63,7 @@ def everything(task: Task, **changes: Any) -> EvaluationSettings:
 @pytest.fixture(scope="module")
 def whole(task: Task, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
     out = tmp_path_factory.mktemp("out") / "deep"
-    return evaluate(everything(task, out=str(out)), reporter=Reporter(quiet=True)), out
+    return evaluate(everything(task, output=str(out)), reporter=Reporter(quiet=True)), out
 
 
 def test_every_kind_gives_its_figures(whole: tuple[Evaluation, Path]) -> None:
@@ -217,7 +217,7 @@ def test_contradictions_come_before_models(task: Task) -> None:
 def test_what_would_be_lost_is_refused_before_models(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file.within: Not a directory"):
-        evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, out=str(tmp_path / "file/within")))
+        evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, output=str(tmp_path / "file/within")))
     with pytest.raises(ValueError, match=r"gold: .*gold_reward"):
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=f"{GOLD}s"))
 
@@ -226,7 +226,7 @@ def test_figures_under_home_are_there_alone(task: Task, tmp_path: Path, monkeypa
     """No folder called ~ is made."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    evaluate(everything(task, kinds=["generation"], out="~/figures"))
+    evaluate(everything(task, kinds=["generation"], output="~/figures"))
     assert (tmp_path / "home" / "figures" / "evaluation.json").exists()
     assert not (tmp_path / "~").exists()
 
@@ -234,7 +234,7 @@ def test_figures_under_home_are_there_alone(task: Task, tmp_path: Path, monkeypa
 def test_lines_are_spoken(task: Task, tmp_path: Path) -> None:
     reporter = Reporter(quiet=True)
     reporter.log_to(tmp_path / "log.txt")
-    evaluate(everything(task, kinds=["generation"], out=str(tmp_path)), reporter=reporter)
+    evaluate(everything(task, kinds=["generation"], output=str(tmp_path)), reporter=reporter)
     log = (tmp_path / "log.txt").read_text()
     assert "model: 16 answers in" in log
     assert "evaluation.json" in log
@@ -426,7 +426,7 @@ def endpoint() -> Iterator[str]:
 
 def test_a_language_model_compares_two_policies(task: Task, endpoint: str, tmp_path: Path) -> None:
     asked = LlmSettings(url=endpoint, model="longer", cache=str(tmp_path / "cache"))
-    given = everything(task, judge=None, gold=None, kinds=["comparison"], llm=asked, out=str(tmp_path / "out"))
+    given = everything(task, judge=None, gold=None, kinds=["comparison"], llm=asked, output=str(tmp_path / "out"))
     result = evaluate(given)
     assert set(result.figures) == {
         *("win_rate/llm", "ties/llm", "win_rate/llm/length_controlled", "consistent/llm", "unparsed/llm", "failed/llm")

@@ -29,7 +29,7 @@ Write = Callable[[str, Any], str]
 
 
 def settings(tmp_path: Path, **changes: Any) -> RelabelSettings:
-    return RelabelSettings(**{"out": str(tmp_path / "out" / "gold.jsonl"), "device": "cpu", **changes})
+    return RelabelSettings(**{"output": str(tmp_path / "out" / "gold.jsonl"), "device": "cpu", **changes})
 
 
 def pair(prompt: str, chosen: str, rejected: str, **more: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_a_run_trains_on_what_gold_has_labelled(method: str, task: Task, make_re
         ({"gold": None}, "name one measure"),
         ({"judge": "x"}, "name one measure"),
         ({"answers": "x.jsonl"}, "preferences and answers"),
-        ({"out": "x.parquet"}, r"out=x\.parquet .*jsonl"),
+        ({"output": "x.parquet"}, r"output=x\.parquet .*jsonl"),
         ({"preferences": "absent.jsonl"}, "no absent.jsonl"),
         ({"preferences": None, "answers": "HERE", "ties": "keep"}, "ties=keep"),
     ],
@@ -149,7 +149,7 @@ def test_nothing_is_written_over_and_rules_of_tokens_are_refused(tmp_path: Path,
     source = write("pairs.jsonl", [pair("p", "a", "b")])
     taken = write("taken.jsonl", "kept\n")
     with pytest.raises(SettingsError, match="exists already"):
-        relabel(settings(tmp_path, preferences=source, gold=GOLD, out=taken))
+        relabel(settings(tmp_path, preferences=source, gold=GOLD, output=taken))
     from plaudit.rewards.settings import RewardSettings
 
     rule = RewardSettings(kind="length", options={"target": 3})
@@ -171,10 +171,16 @@ def test_answers_of_generate_are_relabelled_by_the_command(task: Task, tmp_path:
     model = shutil.copytree(task.first, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for turn in messages %}<{{ turn.content }}>{% endfor %}")
     words = [
-        ["generate", str(model), "--file", write("asked.jsonl", rows), "--samples", "4", "--max-tokens", "12"],
-        ["relabel", f"answers={tmp_path}/answers.jsonl", f"gold={rule}:rule", f"out={tmp_path}/gold.jsonl"],
+        [
+            "generate",
+            str(model),
+            f"prompts={write('asked.jsonl', rows)}",
+            "sampling.samples=4",
+            "sampling.max_tokens=12",
+        ],
+        ["relabel", f"answers={tmp_path}/answers.jsonl", f"gold={rule}:rule", f"output={tmp_path}/gold.jsonl"],
     ]
-    words[0] += ["--out", f"{tmp_path}/answers.jsonl"]
+    words[0] += [f"output={tmp_path}/answers.jsonl"]
     for command in words:
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 0, done.output

@@ -40,7 +40,7 @@ def test_a_run_resumes_from_an_address_on_another_machine_with_the_same_bits(
     assert [step["step"] for step in resumed.metrics] == [1, 2, 3, 4]
     assert same_weights(whole, resumed)
     out = tmp_path / "answers.jsonl"
-    given = [f"{there}/{first.folder.name}", "--prompt", "We saw", "--max-tokens", "3", "--out", str(out)]
+    given = [f"{there}/{first.folder.name}", "--prompt", "We saw", "sampling.max_tokens=3", f"output={out}"]
     done = CliRunner().invoke(main, ["generate", *given])
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text().splitlines()[0])["completion"]

@@ -90,7 +90,7 @@ def test_the_guide_step_by_step(cluster: Any, tmp_path: Path, monkeypatch: pytes
     judge[2:] = [
         word.replace("runs/", f"{tmp_path}/runs/").replace("Anthropic/hh-rlhf", str(rows)) for word in judge[2:]
     ]
-    told = CliRunner().invoke(main, [*judge[1:], "device=cpu", f"out={tmp_path / 'evaluation'}"])
+    told = CliRunner().invoke(main, [*judge[1:], "device=cpu", f"output={tmp_path / 'evaluation'}"])
     assert told.exit_code == 0, told.output
     assert "accuracy" in told.output
     words = command("python examples/score_with_reward_model.py")

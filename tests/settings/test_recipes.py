@@ -198,7 +198,9 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
     assert "there is no recipe" in refused(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
     assert "cannot be read as settings" in refused(tmp_path / "binary.yaml")
-    assert "cannot be read as settings" in refused(tmp_path)
+    assert "is a folder, not a recipe" in refused(tmp_path)
+    (tmp_path / "settings.yaml").touch()
+    assert f"are {tmp_path}/settings.yaml" in refused(tmp_path)
 
 
 def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from plaudit.commands.errors import plain_errors
 from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
 from plaudit.support.visible import visible
 
-OPTIONS = {"generate": "generate", "serve-reward": "serve-reward", "serve": "serve-reward", "monitor": "monitor"}
+OPTIONS = {"serve-reward": "serve-reward", "serve": "serve-reward", "monitor": "monitor"}
 """Commands without a recipe, as `plaudit settings` takes them."""
 
 

@@ -10,7 +10,15 @@ import click
 
 from plaudit.commands import ahead
 from plaudit.commands.errors import plain_errors as plain_errors
-from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
+from plaudit.commands.options import (
+    METHODS,
+    HomePath,
+    TakesOptions,
+    TakesSettings,
+    deepspeed_option,
+    plugin_option,
+    traceback_option,
+)
 from plaudit.monitor.folders import PORT
 from plaudit.support.visible import visible
 
@@ -61,6 +69,7 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
         from plaudit.runtime.settings import PLANNED
+        from plaudit.settings.checks import left_over
         from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
@@ -77,6 +86,8 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
             reporter.say(
                 f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"
             )
+        for doubt in left_over(given.recipe, overrides):
+            reporter.say(f"warning: {doubt}")
         if idle := unused(settings):
             reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
         run(settings, reporter=reporter)
@@ -87,6 +98,8 @@ def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[st
     from plaudit.settings.recipes import load_tree, read_yaml
 
     words = [word for word in (recipe, *overrides) if word is not None]
+    if words and "=" not in words[0] and Path(words[0]).is_dir():
+        words[0] = f"model='{words[0]}'"  # `plaudit evaluate runs/grpo prompts=...`
     given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
     return load_tree(template, given, words)
 
@@ -136,6 +149,27 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
             reporter.show(done.evaluation.table())
 
 
+@main.command(cls=TakesSettings)
+@click.argument("method", type=click.Choice(list(METHODS)))
+@click.argument("overrides", nargs=-1)
+@click.option("--output", type=HomePath(path_type=Path, dir_okay=False), help="The recipe; default: METHOD.yaml.")
+@traceback_option
+def init(method: str, overrides: tuple[str, ...], output: Path | None) -> None:
+    """Write a recipe for your own data into METHOD.yaml. It suits the model's size and the number of rows.
+
+    \b
+    plaudit init sft data.train=my/sft.jsonl                              a small model, from nothing
+    plaudit init sft data.train=my/sft.jsonl model.path=Qwen/Qwen2.5-0.5B
+    plaudit init dpo data.train=my/pairs.jsonl model.path=runs/sft
+    """
+    target = output or Path(f"{method}.yaml")
+    with plain_errors(target):
+        from plaudit.commands.init import init as write_recipe
+
+        for line in write_recipe(method, overrides, target):
+            _say(line)
+
+
 @main.command()
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Seed; repeatable.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
@@ -177,7 +211,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], follow: bool) -> No
     """Measure perplexity, generations, preference accuracy and KL to a reference, or compare two models.
 
     \b
-    plaudit evaluate model=runs/ppo/checkpoints/policy/... prompts=test.jsonl kinds=[generation,kl] reference=...
+    plaudit evaluate runs/ppo prompts=test.jsonl reference=runs/sft judge=runs/reward
     """
     with plain_errors():
         from plaudit.evaluate.evaluation import evaluate as evaluate_settings
@@ -185,7 +219,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], follow: bool) -> No
         from plaudit.monitor.console import Reporter
 
         settings, reporter = measured_by(EvaluationSettings, recipe, overrides), Reporter()
-        with plain_errors(settings.out):
+        with plain_errors(settings.output):
             if follow:
                 from plaudit.commands.follow import follow as follow_run
 
@@ -224,8 +258,8 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
     """Order preferences, or sampled answers, by a stronger measure, and write pairs to train on.
 
     \b
-    plaudit relabel preferences=pairs.jsonl judge=runs/gold out=gold.jsonl
-    plaudit relabel answers=answers.jsonl gold=rules.py:score out=gold.jsonl
+    plaudit relabel preferences=pairs.jsonl judge=runs/gold output=gold.jsonl
+    plaudit relabel answers=answers.jsonl gold=rules.py:score output=gold.jsonl
     """
     with plain_errors():
         from plaudit.evaluate.relabel import relabel as relabel_by
@@ -233,55 +267,35 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
         from plaudit.monitor.console import Reporter
 
         settings, reporter = measured_by(RelabelSettings, recipe, overrides), Reporter()
-        with plain_errors(settings.out):
+        with plain_errors(settings.output):
             reporter.show(relabel_by(settings, reporter=reporter).table())
 
 
-@main.command()
+@main.command(cls=TakesSettings)
 @click.argument("model")
+@click.argument("overrides", nargs=-1)
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeatable.")
-@click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions per prompt.")
-@click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
-@click.option(
-    "--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens with this joint probability."
-)
-@click.option("--top-k", default=0, show_default=True, help="Draw from this number of likeliest tokens; 0: from all.")
-@click.option("--max-tokens", default=64, show_default=True, help="Longest answer.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the answers.")
-@click.option(
-    "--chat/--text",
-    "as_chat",
-    default=None,
-    help="Send prompts as chats or as text; default: as the model was trained.",
-)
-@click.option("--system", help="System message; prompts are then sent as chats.")
-@click.option("--template", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument of the chat template.")
-@click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
-@click.option(
-    "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
-)
-@plugin_option
 @traceback_option
-def generate(
-    model: str,
-    prompts: tuple[str, ...],
-    files: tuple[str, ...],
-    plugins: tuple[str, ...],
-    arguments: tuple[str, ...],
-    **options: Any,
-) -> None:
-    """Answer prompts with a model (a checkpoint's folder)."""
-    with plain_errors(options["out"], plugins):
+def generate(model: str, overrides: tuple[str, ...], prompts: tuple[str, ...]) -> None:
+    """Answer prompts with a model: the folder of a run or of a checkpoint, or a hub id.
+
+    \b
+    plaudit generate runs/sft --prompt "Two and two?" sampling.temperature=0
+    plaudit generate runs/sft prompts=test.jsonl sampling.samples=4 output=answers.jsonl
+    """
+    with plain_errors():
         from plaudit.commands.generate import generate as answer
-        from plaudit.settings.recipes import parse_override
+        from plaudit.evaluate.settings import GenerateSettings
+        from plaudit.settings.recipes import load_tree
 
-        pairs = [parse_override(word) for word in arguments]
-        given = {pair.key: pair.value for pair in pairs}
-        answer(model, prompts=prompts, files=files, template_arguments=given, **options)
+        if texts := [word for word in overrides if "=" not in word]:
+            raise click.UsageError(f"{texts[0]!r} is no setting: a prompt is given as --prompt TEXT")
+        settings = load_tree(GenerateSettings, {"model": model}, overrides)
+        with plain_errors(settings.output):
+            answer(settings, prompts)
 
 
-@main.command("serve-reward")
+@main.command("serve-reward", cls=TakesOptions)
 @click.argument("model")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; public ones need --token-env."
@@ -307,7 +321,7 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
         serve_reward(model, ServeSettings(**options), say=_say)
 
 
-@main.command()
+@main.command(cls=TakesOptions)
 @click.argument("log_dir", type=HomePath(exists=True, path_type=Path), default="runs")
 @click.option("--serve", is_flag=True, help="Show the runs in a browser instead: curves, answers, workers, settings.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address for --serve; public ones use a token.")
@@ -316,9 +330,9 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
 @click.option(
     "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."
 )
-@click.option("--out", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
+@click.option("--output", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
 @traceback_option
-def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **address: Any) -> None:
+def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **address: Any) -> None:
     """Draw loss, reward, KL and entropy of the runs in a folder as PNG, or show them in a browser (--serve)."""
     if serve:
         with plain_errors():
@@ -326,14 +340,14 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **addr
 
             serve_page(log_dir, **address, say=_say)
         return
-    with plain_errors(out or log_dir / "plots"):
+    with plain_errors(output or log_dir / "plots"):
         from plaudit.monitor.plots import draw
 
-        for path in draw(log_dir, plot_type, out, say=_say):
+        for path in draw(log_dir, plot_type, output, say=_say):
             _say(visible(str(path), line=True))
 
 
-@main.command()
+@main.command(cls=TakesOptions)
 @click.argument("source")
 @click.argument("target")
 @click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")

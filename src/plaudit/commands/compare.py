@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LAST = 10
 """Number of last steps over which figures are averaged."""
-PICTURE, ANSWERS = "comparison.png", "comparison.jsonl"
+PICTURE, ANSWERS, COMPARISONS = "comparison.png", "comparison.jsonl", "comparisons"
 OF_A_FOLDER = ("name", "output", "resume", "overwrite", "log")
 """Settings that say nothing about what was trained."""
 SCORING = ("judge", "gold", "rewards", "llm")
@@ -103,8 +103,8 @@ class Compared:
 
 
 def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: Reporter | None = None) -> Compared:
-    """Compare runs and save the result in `out`, or else in the first run's folder. Raises ValueError before anything
-    is loaded if a folder is not a run."""
+    """Compare runs and save the result in `output`, or else in `comparisons` beside the first run. Raises
+    ValueError before anything is loaded if a folder is not a run."""
     reporter = reporter or Reporter(quiet=True)
     runs = named([Run(Path(folder)) for folder in folders])
     try:
@@ -113,8 +113,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         raise ValueError(f"the {SETTINGS} of {' or '.join(runs)} lacks what a run saves: {error!r:.100}") from error
     load_plugins(settings.plugins)
     settings.check()
-    folder = folder_of(settings.out, folders[0])
-    assert folder is not None, "the first folder is a run's"
+    folder = folder_of(settings.output, next(iter(runs.values())).folder.parent / COMPARISONS)
     made_folder(folder)
     measured: dict[str, Figures] = {}
     answers: dict[str, Answers] = {}

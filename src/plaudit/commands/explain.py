@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from plaudit.commands.options import tree_of
 from plaudit.support.fields import Leaf, SettingsError, leaves, nearest
 from plaudit.support.later import postponed
 
@@ -52,22 +53,19 @@ def _named(leaf: Leaf, key: str) -> bool:
 
 def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]:
     """Return a tree of settings with the values of a recipe, and the same tree with its defaults."""
-    from plaudit.evaluate.settings import BeforeAfterSettings, CompareSettings, EvaluationSettings, RelabelSettings
+    from plaudit.evaluate.settings import BeforeAfterSettings
     from plaudit.settings.recipes import defaults, drafted, load_tree, read_yaml
+    from plaudit.settings.tree import Settings
 
-    measured: dict[str, Any] = {
-        "evaluate": EvaluationSettings,
-        "compare": CompareSettings,
-        "relabel": RelabelSettings,
-    }
+    measured: Any = tree_of(name)
     if name == "pipeline":
         from plaudit.runs.pipeline import PipelineSettings, load_pipeline
 
         default = PipelineSettings(evaluation=BeforeAfterSettings())
         return (default if recipe is None else load_pipeline(recipe)), default
-    if name in measured:
-        usual = measured[name](plugins=plugins)
-        return (usual if recipe is None else load_tree(measured[name], read_yaml(recipe))), usual
+    if measured is not Settings:
+        usual = measured(plugins=plugins)
+        return (usual if recipe is None else load_tree(measured, read_yaml(recipe))), usual
     default_run = replace(defaults(name), plugins=plugins)
     return (default_run if recipe is None else drafted(recipe, method=name)[0]), default_run
 

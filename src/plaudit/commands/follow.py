@@ -55,12 +55,12 @@ def _ended(run: Run) -> bool:
 
 def _evaluated(settings: EvaluationSettings, run: Run, name: str, reporter: Reporter) -> bool:
     """Evaluate one checkpoint, unless that was done before or it is gone."""
-    out = Path(settings.out or run.folder / EVALUATIONS) / name
+    out = Path(settings.output or run.folder / EVALUATIONS) / name
     model = run.checkpoint("policy", name)
     try:
         if (out / RESULT).exists() and (out / RESULT).stat().st_mtime > model.stat().st_mtime:
             return False
-        found = evaluate(replace(settings, model=str(model), out=str(out)))
+        found = evaluate(replace(settings, model=str(model), output=str(out)))
     except (OSError, ValueError):
         if model.is_dir():
             raise

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,68 +13,50 @@ from plaudit.data.formats import question_of
 from plaudit.data.load import load_prompts
 from plaudit.data.reader import Asked, Reader
 from plaudit.data.records import Sample
-from plaudit.data.settings import DataSettings
+from plaudit.evaluate.measures import computing
 from plaudit.evaluate.policy import Policy
-from plaudit.evaluate.settings import SamplingSettings
-from plaudit.models.device import device_of
+from plaudit.evaluate.settings import GenerateSettings
 from plaudit.monitor.console import Reporter
+from plaudit.support.paths import at_home
+from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
 from plaudit.types import Completion, Prompt
 
 
-def generate(
-    model: str,
-    *,
-    prompts: Sequence[str] = (),
-    files: Sequence[str] = (),
-    samples: int = 1,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    max_tokens: int = 64,
-    seed: int = 0,
-    device: str = "auto",
-    out: Path | None = None,
-    as_chat: bool | None = None,
-    system: str | None = None,
-    template_arguments: Mapping[str, Any] | None = None,
-) -> list[tuple[Prompt, list[Completion]]]:
-    """Answer `prompts` and those of `files`. Print the answers or write them to `out`, and return them.
-
-    `as_chat` and `system` are as in `data` of a run; by default, prompts are sent as chats if the checkpoint was
-    trained on chats. `template_arguments` go to its chat template."""
-    if not prompts and not files:
-        raise ValueError("no prompts: give --prompt TEXT or --file FILE, once or more")
-    if samples < 1:
-        raise ValueError(f"samples={samples}: a prompt gets at least one completion. Give 1 or more.")
-    sampling = SamplingSettings(
-        temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, samples=samples
-    )
+def generate(settings: GenerateSettings, prompts: Sequence[str] = ()) -> list[tuple[Prompt, list[Completion]]]:
+    """Answer `prompts` and those of `settings.prompts`. Print the answers or write them to `settings.output`, and
+    return them. By default, prompts are sent as chats if the checkpoint was trained on chats."""
+    load_plugins(settings.plugins)
+    settings.check()
+    if not prompts and settings.prompts is None:
+        raise ValueError("no prompts: give --prompt TEXT, once or more, or prompts=FILE")
+    out = None if settings.output is None else at_home(settings.output)
     if out is not None:
         _writable(out)
-    policy = Policy.load(model, device=device_of(device))
-    how = DataSettings(shuffle=False, max_prompt_tokens=sys.maxsize, as_chat=as_chat, system=system)
-    how.chat_template_kwargs = dict(template_arguments or {})
-    asked = _asked(prompts, files, policy, how)
+    policy = Policy.load(settings.model, device=computing(settings))
+    asked = _asked(prompts, policy, settings)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:
-        groups = policy.answers(asked, sampling, seed=seed, advance=lambda done: tracker.advance(), cut=True)
+        groups = policy.answers(
+            asked, settings.sampling, seed=settings.seed, advance=lambda done: tracker.advance(), cut=True
+        )
     answered = [(group[0].prompt, [answer.completion for answer in group]) for group in groups]
     _show(answered, out)
     return answered
 
 
-def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy, settings: DataSettings) -> list[Prompt]:
-    """Read all prompts without truncation. Raises ValueError for a prompt that is too long for the model."""
+def _asked(prompts: Sequence[str], policy: Policy, settings: GenerateSettings) -> list[Prompt]:
+    """Read all prompts. Raises ValueError for a prompt that is too long for the model."""
     ends = policy.model.special.eos
-    reader = Reader(policy.tokenizer, settings, ends)
+    reader = Reader(policy.tokenizer, settings.data, ends)
     asked = [Asked(question_of(Sample(prompt=text, where=f"prompt:{number}"))) for number, text in enumerate(prompts)]
     found = [
         Prompt(id=one.where, text=one.text, tokens=one.tokens, messages=one.messages)
         for one in reader.encoded([reader.written(each) for each in asked])
     ]
-    if files:
-        found += load_prompts(replace(settings, train=list(files)), policy.tokenizer, 0, ends).items
+    if settings.prompts is not None:
+        read = replace(settings.data, train=settings.prompts, limit=settings.limit)
+        found += load_prompts(read, policy.tokenizer, 0, ends).items
     room = policy.model.max_positions - 1
     for prompt in found:
         if len(prompt.tokens) > room:
@@ -95,7 +76,7 @@ def _writable(out: Path) -> None:
         if not there:
             out.unlink()
     except OSError as error:
-        raise ValueError(f"cannot write the answers to {out}: {error.strerror}. Give another --out.") from error
+        raise ValueError(f"cannot write the answers to {out}: {error.strerror}. Give another output.") from error
 
 
 def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None) -> None:

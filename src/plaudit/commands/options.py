@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,67 @@ class TakesSettings(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise click.UsageError(_as_setting(error.option_name, given), ctx) from error
+            raise click.UsageError(_as_setting(error.option_name, given, str(self.name)), ctx) from error
+        except click.MissingParameter as error:
+            if self.name not in METHODS:
+                raise
+            told = f"give a recipe, settings, or both; `plaudit init {self.name}` writes a recipe"
+            raise click.UsageError(told, ctx) from error
 
 
-def _as_setting(option: str, args: list[str]) -> str:
+class TakesOptions(click.Command):
+    """A command whose options may also be given as `key=value`, as the settings of other commands are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes = {
+            name.lstrip("-").replace("-", "_"): max(one.opts, key=len)
+            for one in self.params
+            if isinstance(one, click.Option) and not one.is_flag
+            for name in (*one.opts, one.name or "")
+        }
+        pairs = [word.partition("=") for word in args]
+        words = [f"{takes[key]}={value}" if key in takes and sep else key + sep + value for key, sep, value in pairs]
+        try:
+            return super().parse_args(ctx, words)
+        except click.UsageError as error:
+            from plaudit.support.fields import nearest
+
+            if lost := next((key for key, sep, _ in pairs if sep and key.isidentifier() and key not in takes), None):
+                told = f"there is no option {lost}{nearest(lost, takes)}"
+                raise click.UsageError(visible(told), ctx) from error
+            raise
+
+
+def tree_of(command: str) -> type:
+    """The class of a command's settings."""
+    from plaudit.evaluate import settings as measured
+    from plaudit.settings.tree import Settings
+
+    return {
+        "evaluate": measured.EvaluationSettings,
+        "compare": measured.CompareSettings,
+        "relabel": measured.RelabelSettings,
+        "generate": measured.GenerateSettings,
+    }.get(command, Settings)
+
+
+def _as_setting(option: str, args: list[str], command: str) -> str:
     """Say what to write instead of an unknown option."""
-    from plaudit.settings.spellings import meant
+    from plaudit.settings.recipes import defaults, unknown_keys
+    from plaudit.settings.spellings import meant_in
+    from plaudit.support.fields import leaves
 
     place = next((i for i, word in enumerate(args) if word.partition("=")[0] == option), len(args))
     _, _, value = args[place].partition("=") if place < len(args) else ("", "", "")
     following = args[place + 1] if place + 1 < len(args) and not args[place + 1].startswith("-") else ""
     value = value or following or "VALUE"
     name = option.lstrip("-").replace("-", "_")
-    ours = meant(name).removeprefix(": here it is ")
+    ours = meant_in(tree_of(command), name).removeprefix(": here it is ")
+    if not ours and command in METHODS:
+        ours = next((leaf.key for leaf in leaves(defaults(command)) if leaf.key.rpartition(".")[2] == name), "")
+    for _, told in unknown_keys({name: value}, tree_of(command)):
+        near = re.search(r"did you mean ([\w.]+)\?", told)
+        ours = ours or (near[1] if near else "")
     key, _, more = ours.partition(" ")
     written = key if "=" in key else f"{key.rstrip(',')}={value}"
     hint = f"{written}{f' ({ours})' if more else ''}" if ours else f"{name}={value}"

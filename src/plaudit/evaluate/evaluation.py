@@ -94,7 +94,9 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
     load_plugins(settings.plugins)
     settings.check()
-    folder = folder_of(settings.out, settings.model or settings.judge)
+    run = run_of(str(settings.model or settings.judge))
+    no_place = settings.output is None and run is None
+    folder = None if no_place else folder_of(settings.output, (run or Path()) / EVALUATIONS)
     if folder is not None:
         made_folder(folder)
     reporter = reporter or Reporter(quiet=True)
@@ -169,15 +171,12 @@ def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | Non
     return {f"preference/{whose}/{name}": figure for name, figure in found.items()}
 
 
-def folder_of(out: str | None, model: str | None) -> Path | None:
-    """Where results go: `out`, else a new folder in the run that the model is of, else None."""
-    if out is not None:
-        return at_home(out)
-    run = None if model is None else run_of(model)
-    if run is None:
-        return None
+def folder_of(output: str | None, within: Path) -> Path:
+    """Where results go: `output`, else a new folder within another, named by the time."""
+    if output is not None:
+        return at_home(output)
     name, number = time.strftime("%Y%m%d-%H%M%S"), 1
-    while (folder := run / EVALUATIONS / (name if number == 1 else f"{name}-{number}")).exists():
+    while (folder := within / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return folder
 
@@ -187,7 +186,7 @@ def made_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write the figures to {out}: {error.strerror}. Give another folder as out.") from error
+        raise ValueError(f"cannot write the figures to {out}: {error.strerror}. Give another output.") from error
 
 
 def save_result(folder: Path, content: dict[str, Any]) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from plaudit.evaluate.judge import Judge
-from plaudit.evaluate.settings import ScoringSettings
+from plaudit.evaluate.settings import ComputeSettings, ScoringSettings
 from plaudit.models.device import device_of
 from plaudit.rewards.base import Reward
 from plaudit.rewards.protocol import vocabulary_digest
@@ -19,12 +21,18 @@ from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.coroutines import finished
 
 
+def computing(settings: ComputeSettings) -> str:
+    """Take the settings' CPU threads, and return their device."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    return device_of(settings.device)
+
+
 class Measures:
     """Rewards by name. Functions are loaded and servers are asked for their health before any model is loaded."""
 
     def __init__(self, settings: ScoringSettings, say: Callable[[str], None], *, as_chat: bool | None = None):
         self.scoring, self.as_chat = settings, as_chat
-        self.device = device_of(settings.device)
+        self.device = computing(settings)
         self.functions = {} if settings.gold is None else {"gold": _gold(settings)}
         self.learned: list[tuple[str, RewardSettings]] = []
         """Judges and servers, which must know whose tokens they are asked about."""

@@ -84,7 +84,7 @@ class Relabelling:
         """Counts and figures for a terminal."""
         from rich.table import Table
 
-        table = Table(title=f"Relabelled: {self.settings.out}", title_justify="left")
+        table = Table(title=f"Relabelled: {self.settings.output}", title_justify="left")
         table.add_column("")
         for title in ("value", "95 % interval", "n"):
             table.add_column(title, justify="right")
@@ -96,8 +96,8 @@ class Relabelling:
 
 
 def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> Relabelling:
-    """Write the pairs to `settings.out` and the report beside it (.report.json). Raises ValueError if no pair is left,
-    and for contradictions before anything is loaded."""
+    """Write the pairs to `settings.output` and the report beside it (.report.json). Raises ValueError if no pair is
+    left, and for contradictions before anything is loaded."""
     load_plugins(settings.plugins)
     settings.check()
     reporter = reporter or Reporter(quiet=True)
@@ -118,7 +118,7 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
         raise ValueError(
             f"no pair is left of {len(samples)} rows: {result.ties} ties, {result.unscored} without a score{why}"
         )
-    out = at_home(str(settings.out))
+    out = at_home(str(settings.output))
     out.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(out) as part:
         write_rows(part, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
@@ -17,6 +18,22 @@ DATA = ("prompts", "demonstrations", "preferences")
 WHOLE = (
     "is estimated on samples of the whole policy: set sampling.top_p=1, top_k=0, min_tokens=0 and a temperature above 0"
 )
+
+
+@dataclass
+class ComputeSettings(Section):
+    """Where models are computed, and what is loaded before."""
+
+    device: str = setting("auto", **DEVICE)
+    """cpu, cuda, or auto."""
+    threads: int | None = setting(None, least=1)
+    """CPU threads. Null takes all cores."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own dialects, rewards or model families."""
+
+    def check(self) -> None:
+        """Raise SettingsError with everything that is wrong, before anything is loaded."""
+        check(self)
 
 
 @dataclass
@@ -40,7 +57,7 @@ class SamplingSettings(DrawSettings):
 
 
 @dataclass
-class ScoringSettings(Section):
+class ScoringSettings(ComputeSettings):
     """What scores answers, beside a judge's checkpoint. Each is a measure with a name of its own."""
 
     gold: str | None = None
@@ -49,14 +66,8 @@ class ScoringSettings(Section):
     """Keyword arguments passed to it at every call."""
     rewards: list[RewardSettings] = field(default_factory=list)
     """Further measures, written as rewards of a run: rules, functions, judges, HTTP servers."""
-    device: str = setting("auto", **DEVICE)
-    """cpu, cuda, or auto."""
     score_tokens: int = setting(16384, least=1, unit="tokens")
     """Tokens in one forward pass."""
-
-    def check(self) -> None:
-        """Raise SettingsError with everything that is wrong, before anything is loaded."""
-        check(self)
 
     def contradictions(self) -> Iterator[str]:
         if self.gold_options and self.gold is None:
@@ -65,6 +76,28 @@ class ScoringSettings(Section):
             idle = {"weight": reward.weight != 1, "workers": reward.workers, "resources": reward.resources}
             for name in (name for name, given in {**idle, "offload": reward.offload}.items() if given):
                 yield f"rewards.{number}.{name} is read by runs only: here every reward is a measure by itself"
+
+
+@dataclass
+class GenerateSettings(ComputeSettings):
+    """Answers of one policy."""
+
+    model: str = ""
+    """The policy: folder of a run or of a Hugging Face checkpoint, or a hub id."""
+    prompts: Any = None
+    """Prompts to answer: one source or a list, as `data.train` of a run. --prompt gives a text itself."""
+    limit: int | None = setting(None, least=1)
+    """Most rows of each source, from its beginning. Null takes all."""
+    data: DataSettings = field(default_factory=lambda: DataSettings(max_prompt_tokens=maxsize, shuffle=False))
+    """How rows are read and rendered, as in training; its `train` is not used. Prompts are not cut."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    seed: int = 0
+    """Seed of the answers. Each prompt has its own random stream."""
+    output: str | None = None
+    """File of JSON lines for the answers. Null prints them."""
+
+    def contradictions(self) -> Iterator[str]:
+        yield from (f"prompts: there is no {name}; --prompt gives a text itself" for name in absent(self.prompts))
 
 
 @dataclass
@@ -132,10 +165,8 @@ class CompareSettings(MeasureSettings):
     """A policy to which the KL of every run is taken."""
     examples: int = setting(5, least=0)
     """Prompts whose answers are shown side by side."""
-    out: str | None = None
-    """Folder of the results. Null makes one in the first run's folder."""
-    plugins: list[str] = field(default_factory=list)
-    """Python files that register your own dialects, rewards or model families."""
+    output: str | None = None
+    """Folder of the results. Null makes one in `comparisons`, beside the first run."""
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
@@ -159,11 +190,9 @@ class EvaluationSettings(MeasureSettings):
     """A reward model that scores answers and is tested on preferences."""
     kinds: list[str] = setting(list, choices=KINDS)
     """Kinds of figures. Empty measures all that models and data allow."""
-    out: str | None = None
+    output: str | None = None
     """Folder for evaluation.json, generations.jsonl and comparison.jsonl. Null makes one in the model's run (its folder
     evaluations), and writes nothing for a model of no run."""
-    plugins: list[str] = field(default_factory=list)
-    """Python files that register your own dialects or model families."""
 
     def chosen(self) -> list[str]:
         """The kinds asked for, or all that have what they need."""
@@ -202,8 +231,8 @@ class RelabelSettings(ScoringSettings):
     preferences: Any = None
     """Pairs to label again, in any dialect: one source or a list, as `data.train` of a run."""
     answers: Any = None
-    """Or answers to make pairs of, several to a prompt, as `plaudit generate --samples` writes them."""
-    out: str | None = None
+    """Or answers to make pairs of, several to a prompt, as `plaudit generate sampling.samples=4` writes them."""
+    output: str | None = None
     """File of the pairs, in the dialect prompt/chosen/rejected. It ends in .jsonl."""
     judge: str | None = None
     """A reward model that orders the answers."""
@@ -227,8 +256,6 @@ class RelabelSettings(ScoringSettings):
     """Number of unreadable rows that may be skipped, and reported, in all. 0 refuses the first one."""
     overwrite: bool = False
     """Replace a file of that name."""
-    plugins: list[str] = field(default_factory=list)
-    """Python files that register your own dialects, rewards or model families."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -242,9 +269,9 @@ class RelabelSettings(ScoringSettings):
         yield from (f"{name}: there is no {path}" for name in given for path in absent(vars(self)[name]))
         if (self.judge is not None) + (self.gold is not None) + len(self.rewards) != 1:
             yield "judge, gold and rewards: name one measure, which orders the answers"
-        if self.out is None or not self.out.endswith(".jsonl"):
-            yield f"out={self.out} must be a file that ends in .jsonl"
-        elif at_home(self.out).exists() and not self.overwrite:
-            yield f"out={self.out} exists already: name another file, or set overwrite=true"
+        if self.output is None or not self.output.endswith(".jsonl"):
+            yield f"output={self.output} must be a file that ends in .jsonl"
+        elif at_home(self.output).exists() and not self.overwrite:
+            yield f"output={self.output} exists already: name another file, or set overwrite=true"
         if given == ["answers"] and self.ties == "keep":
             yield "ties=keep is for preferences: answers have no order to keep"

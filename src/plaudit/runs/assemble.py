@@ -56,7 +56,7 @@ from plaudit.rewards.rules import function_reward
 from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runs import records
-from plaudit.runs.intake import Intake
+from plaudit.runs.intake import Intake, few_steps
 from plaudit.runs.page import ShowPage
 from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
@@ -106,6 +106,8 @@ class Job:
             say=reporter.say,
             mirrors=MIRRORS in settings.runtime.mesh,
         )
+        for doubt in few_steps(settings, self.total_steps):
+            reporter.say(f"warning: {doubt}")
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
         if resume is not None and other_rows(folder, self.data.report.json()):
             reporter.say("warning: the data has changed since this run read it: from here, rows have another order")

@@ -6,6 +6,7 @@ settings -> tokenizer -> data and its report -> number of steps, longest sequenc
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,10 @@ from plaudit.rewards.rules import check_reference
 from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings
 from plaudit.support.fields import refuse
+
+FEW, ENOUGH = 30, 100
+"""Steps of an offline run that are too few to learn from, and those that suffice for few rows."""
+MOST_PASSES = 20
 
 
 class Intake:
@@ -53,6 +58,15 @@ class Intake:
         if self.objective.online:
             return max(1, -(-round(train.epochs * items) // self.settings.rollout.prompts_per_step))
         return max(1, round(train.epochs * -(-items // train.batch_size)))
+
+
+def few_steps(s: Settings, steps: int) -> list[str]:
+    """Doubt that an offline run of few steps learns anything, unless its steps were set."""
+    if steps >= FEW or s.train.steps is not None or s.objective.online:
+        return []
+    more = min(MOST_PASSES, math.ceil(s.train.epochs * ENOUGH / steps))
+    again = f" Read the rows more often: train.epochs={more}" if more > s.train.epochs else ""
+    return [f"the run has {steps} step{'s' * (steps > 1)}, in which the loss will hardly move.{again}"]
 
 
 def dated(sources: Iterable[SourceReport]) -> list[str]:

@@ -9,15 +9,17 @@ nothing is written.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from plaudit.data.load import Preview, previewed
-from plaudit.data.read import fetched
+from plaudit.data.read import fetched, scan_rows
 from plaudit.data.settings import DataSettings, absent
 from plaudit.models.config import DecoderConfig
 from plaudit.models.described import end_ids, folder_config
@@ -28,11 +30,11 @@ from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.rewards.rules import check_reference
 from plaudit.runs import machine, needs
-from plaudit.runs.intake import dated, longest_of, unlike_judges
+from plaudit.runs.intake import FEW, dated, few_steps, longest_of, unlike_judges
 from plaudit.runs.pipeline import load_pipeline, placed, recipes_of, to_come
 from plaudit.runs.records import folder_taken, open_record, refuse_another
 from plaudit.runtime.token import check_cluster
-from plaudit.settings.checks import wrong
+from plaudit.settings.checks import left_over, wrong
 from plaudit.settings.recipes import drafted, read_yaml
 from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
@@ -159,6 +161,7 @@ def outlook(
         return found
     found.wrong(told for told in wrong(found.settings) if told not in problems)
     found.doubt(f"{found.settings.method} does not use {told}" for told in unused(found.settings))
+    found.doubt(left_over(recipe, overrides), "data.validation")
     _models(found, found.settings, stages or {})
     _data(found, found.settings)
     _sizes(found, found.settings, written)
@@ -231,6 +234,17 @@ def _data(found: Outlook, s: Settings) -> None:
             _rows(found, s, preview)
         found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")
         _room(found, s, tokenizer)
+        if s.data.stream == 0 and len(here["train"]) == len(s.data.fed):
+            found.doubt(few_steps(s, _steps(s)), "train.epochs")
+
+
+def _steps(s: Settings) -> int:
+    """Estimate an offline run's steps from the number of rows, as far as they are few."""
+    most = math.ceil(FEW * s.train.batch_size / s.train.epochs) + 1
+    most = most if s.data.limit is None else min(most, s.data.limit)
+    rows = sum(1 for name in s.data.fed for _ in islice(scan_rows(name, split=s.data.split_of(name)), most))
+    kept = rows * (1 - s.data.percent / 100) - s.data.prompts
+    return max(1, round(s.train.epochs * math.ceil(kept / s.train.batch_size)))
 
 
 def _rows(found: Outlook, s: Settings, preview: Preview) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plaudit.data.settings import absent, unfed
+from plaudit.data.settings import DataSettings, absent, unfed
 from plaudit.models.settings import ModelSettings
 from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, SERVER, TRAIN
 from plaudit.settings.tree import Settings
@@ -204,6 +205,9 @@ def _about_rewards(s: Settings) -> list[str]:
         if reward.kind == "http":
             names.append(reward.name or "http")
             continue
+        if reward.kind == "function" and not reward.function:
+            problems.append(f'rewards.{number}: kind function needs function, "file.py:name" or "package.module:name"')
+            continue
         try:
             rule = function_reward(reward)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
@@ -361,3 +365,15 @@ FINDERS = (
     _about_placement,
     _about_mesh,
 )
+
+
+def left_over(recipe: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Doubt a recipe's validation rows beside train rows that an override names."""
+    keys = {text.partition("=")[0] for text in overrides}
+    data = recipe.get("data")
+    if "data.train" not in keys or "data.validation" in keys or not isinstance(data, Mapping) or not data.get("train"):
+        return []
+    apart = data.get("validation")
+    if not (isinstance(apart, str | list) and DataSettings(validation=apart).apart):
+        return []
+    return [f"data.train is given, and data.validation={apart} is still the recipe's: set data.validation=10% or FILE"]

@@ -22,7 +22,7 @@ from plaudit.settings.importers.read import read
 from plaudit.settings.importers.read import read_saved as read_saved
 from plaudit.settings.importers.read import read_yaml as read_yaml
 from plaudit.settings.importers.table import Imported
-from plaudit.settings.spellings import meant
+from plaudit.settings.spellings import meant_in
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import flat, leaves, mistyped, nearest, one_of, refuse, shortened
 from plaudit.support.paths import at_home
@@ -348,7 +348,7 @@ def unknown_keys(
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
             near = one_of(here + elsewhere) if few else nearest(str(key), known)
-            theirs = {one: told for one in flat(value, path) if (told := meant(one))} if root is Settings else {}
+            theirs = {one: told for one in flat(value, path) if (told := meant_in(root, one))}
             answers = {path: near} if few or not theirs else theirs
             yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())
             continue

@@ -7,13 +7,31 @@ from pathlib import Path
 
 import yaml
 
+from plaudit.settings.tree import Settings
+from plaudit.support.fields import leaves
+
 
 def meant(theirs: str) -> str:
     """Say our key for a key or flag of TRL, OpenRLHF or verl; "" if it is none of theirs."""
     path = theirs.lstrip("-").replace("-", "_").lower()
+    if path == "deepspeed":
+        return ": its configuration is given as --deepspeed FILE"
     words = spellings()
     ours = words.get(path) or words.get(path.rpartition(".")[2])
     return f": here it is {ours}" if ours else ""
+
+
+def meant_in(root: type, theirs: str) -> str:
+    """Say a tree's key for another system's, or for one that stands elsewhere in it; "" if it is neither."""
+    ours = meant(theirs)
+    if root is Settings:
+        return ours
+    key = (ours.removeprefix(": here it is ") or theirs).replace("rollout.", "sampling.")
+    keys = [leaf.key for leaf in leaves(root)]
+    last = key.rpartition(".")[2]
+    here = [one for one in (key, f"sampling.{last}") if one in keys][:1]
+    here = here or [one for one in keys if one.rpartition(".")[2] == last]
+    return f": here it is {here[0]}" if len(here) == 1 else ""
 
 
 @cache

@@ -39,6 +39,11 @@ def _python(text: str) -> Any:
             raise ValueError(f"it is neither a Python dict nor JSON: {error}") from error
 
 
+def _recipe_within(folder: Path) -> str:
+    """Name the settings that a run's folder holds."""
+    return f": its run's settings are {folder / 'settings.yaml'}" if (folder / "settings.yaml").is_file() else ""
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping and resolve interpolations. Raises SettingsError, with the line of an error in the YAML."""
     from omegaconf import OmegaConf
@@ -61,7 +66,9 @@ def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
     try:
         content = read()
     except FileNotFoundError as error:
-        raise SettingsError(f"there is no recipe {path}") from error
+        raise SettingsError(f"there is no recipe {path}; `plaudit init METHOD` writes one") from error
+    except IsADirectoryError as error:
+        raise SettingsError(f"{path} is a folder, not a recipe{_recipe_within(at_home(path))}") from error
     except UnreadableError as error:  # it names the file
         raise SettingsError(str(error)) from error
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, OSError) as error:

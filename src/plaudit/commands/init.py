@@ -1,0 +1,123 @@
+"""`plaudit init`: write a recipe for a reader's own data and model.
+
+    METHOD, key=value -> values for the model's size (init.yaml), passes for the number of rows -> recipe with comments
+
+A fresh model gets a tokenizer that is trained on the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plaudit.commands.options import METHODS
+from plaudit.data.byte_pairs import train_tokenizer
+from plaudit.data.read import fetched, scan_rows
+from plaudit.data.settings import sources
+from plaudit.models.described import folder_config
+from plaudit.models.families import read_config
+from plaudit.models.folders import local_folder
+from plaudit.runs.pipeline import merged
+from plaudit.settings.recipes import defaults, drafted, nested, parse_override
+from plaudit.settings.tree import SettingsError, annotated
+from plaudit.support.fields import Rule, flat, leaves, refuse
+from plaudit.support.paths import at_home
+
+FRESH: dict[str, Any] = {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "n_positions": 512}
+"""A model that learns from nothing on a CPU, in minutes."""
+SMALL = 100e6
+"""Most parameters of a small model."""
+VOCABULARY = 2000
+MANY = 20_000
+"""Rows that are looked at."""
+ROOM = 1024
+"""Most tokens of a row."""
+STEPS = {"demonstrations": (200, 20), "pairs": (50, 5)}
+"""Steps to aim for with few rows, and the most passes over them."""
+
+
+def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
+    """Write the recipe, and a fresh model's tokenizer beside it. Return lines to print. Raises SettingsError for keys
+    that the method lacks and for an `output` that exists."""
+    if output.exists():
+        raise SettingsError(f"{output} exists already: give another file, --output=FILE")
+    kind = {"demonstrations": "demonstrations", "prompts": "online"}.get(defaults(method).algorithm.data, "pairs")
+    asked: dict[str, Any] = {}
+    for override in map(parse_override, overrides):
+        asked = merged(asked, nested(override.key, override.value))
+    train = (asked.get("data") or {}).get("train") or f"my/{kind}.jsonl"
+    model, size, room, said = _model(kind, asked.get("model") or {}, output)
+    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))[size]
+    recipe = merged(table[kind], table.get(method, {}))
+    recipe |= {"method": method, "name": output.stem, "model": model}
+    recipe["data"] = {"train": train, "max_prompt_tokens": room // 2, "max_tokens": room}
+    if kind == "online":
+        recipe["rewards"] = [{"kind": "judge", "path": "runs/reward"}]
+        recipe["rollout"]["max_tokens"] = min(recipe["rollout"]["max_tokens"], room // 2)
+        del recipe["data"]["max_tokens"]
+    else:
+        recipe["data"]["validation"] = "10%"
+        recipe["evaluate"] = {"every": "1 epoch"}
+    rows = [row for source in _here(train) for row in islice(scan_rows(source), MANY)]
+    if rows and kind != "online":
+        batch, (steps, most) = recipe["train"]["batch_size"], STEPS[kind]
+        passes = min(most, math.ceil(steps * batch / len(rows)))
+        recipe["train"]["epochs"] = passes
+        about = round(passes * 0.9 * len(rows) / batch)
+        said.append(f"{len(rows):,}{' or more' * (len(rows) >= MANY)} rows: {passes} passes make about {about:,} steps")
+    settings, problems = drafted(recipe, overrides, method=method)
+    refuse(problems, plain=True)
+    keys = {*flat(recipe), *flat(asked)}
+    written = [
+        replace(leaf, prose=f"{leaf.prose.partition('. ')[0].rstrip('.')}.", rule=Rule())
+        for leaf in leaves(settings)
+        if leaf.value != "" and (leaf.key in keys or any(key.startswith(f"{leaf.key}.") for key in keys))
+    ]
+    usual = {leaf.key: leaf.value for leaf in written}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if "tokenizer" in model and not Path(model["tokenizer"]).exists():
+        train_tokenizer(_texts([row for _, row in rows]), Path(model["tokenizer"]), vocabulary=VOCABULARY)
+        said.append(f"{model['tokenizer']}: a tokenizer, trained on {train}")
+    head = f"# {METHODS[method]}\n#   plaudit check {output}\n#   plaudit {method} {output}\n"
+    output.write_text(f"{head}{annotated(written, usual)}\n", encoding="utf-8")
+    return [f"{output}: {said[0]}", *said[1:], f"next: plaudit check {output}"]
+
+
+def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], str, int, list[str]]:
+    """Return the recipe's model, the size that it counts as, the tokens that a row may take, and lines to print."""
+    path = asked.get("path")
+    if path is None and kind == "demonstrations":
+        tokenizer = {"tokenizer": str(output.with_name(f"{output.stem}-tokenizer"))}
+        return {"config": FRESH} | tokenizer, "small", FRESH["n_positions"], ["a small GPT-2 that learns from nothing"]
+    path = str(path or "runs/sft")
+    try:
+        config = read_config(folder_config(local_folder(path))) if at_home(path).is_dir() else None
+    except FileNotFoundError:  # a run that has saved nothing yet
+        config = None
+    if config is None:
+        size = "small" if path.startswith("runs/") else "large"
+        return {"path": path}, size, 512 if size == "small" else ROOM, [f"the model {path}"]
+    size = "small" if config.parameters <= SMALL else "large"
+    told = f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"
+    return {"path": path}, size, min(ROOM, config.max_positions), [told]
+
+
+def _here(train: Any) -> list[str]:
+    """The sources that are files here."""
+    given = tuple(train) if isinstance(train, Mapping) else sources(train)
+    return [source for source in given if not fetched(source)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within rows."""
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for entry in inner:
+        yield from _texts(entry)
