@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from made_runs import make_run
+from rich.table import Table
 from starlette.testclient import TestClient
 
 from plaudit.monitor.answers import Answers
 from plaudit.monitor.app import application
-from plaudit.monitor.folders import Followed, columns
+from plaudit.monitor.console import Reporter
+from plaudit.monitor.folders import Followed, columns, summary
 
 HERE = {"host": "127.0.0.1:8010"}
 
@@ -83,13 +85,49 @@ def test_runs_are_listed_with_how_they_go(client: TestClient) -> None:
     assert "ArithmeticError" in found["sets/two"]["last"]
 
 
+STARTED = "ppo: logs and samples in runs/ppo, checkpoints in runs/ppo/checkpoints"
+DONE = "done: policy in model (newest checkpoint)\n  curves:  page.html\n  next:    plaudit generate"
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (STARTED, "running"),
+        (f"{STARTED}|step  2/4  loss 1", "running"),
+        (f"{STARTED}|step  4/4  loss 1|{DONE}", "done"),
+        (f"{STARTED}|step  2/4  loss 1|warning: it is enough|{DONE}", "done"),
+        (f"{DONE}|\n== reward (2 of 3)", "done"),
+        (f"{DONE}|\n== evaluation|evaluation: one policy was trained|TABLE", "done"),
+        (f"{DONE}|warning: no checkpoint is damaged|{STARTED}", "running"),
+        (f"{DONE}|{STARTED}|step  6/8  loss 1|the run ended: stopped by SIGTERM at step 6", "stopped"),
+        ("the run ended: stopped by SIGINT at step 1|TABLE", "stopped"),
+        (f"{STARTED}|the run ended: ArithmeticError: two\nlines", "failed"),
+        (f"the run ended: ArithmeticError: two|{STARTED}|{DONE}|standard output is closed", "done"),
+    ],
+)
+def test_the_state_is_that_of_the_last_start_or_end_whatever_is_said_after_it(
+    said: str, state: str, tmp_path: Path
+) -> None:
+    """A pipeline's next stage and its evaluation speak to the log of the stage before."""
+    run = make_run(tmp_path / "run", steps=2)
+    (run / "log.txt").unlink()
+    reporter = Reporter(quiet=True)
+    reporter.log_to(run / "log.txt")
+    for one in said.split("|"):
+        if one == "TABLE":
+            table = Table("figure", "step 1/2")
+            table.add_row("reward", "done: no line of the run's own")
+            reporter.show(table)
+        else:
+            reporter.say(one)
+    assert summary("run", run)["state"] == state
+
+
 def test_figures_settings_and_events_are_those_of_the_files(client: TestClient, folder: Path) -> None:
     metrics = asked(client, "metrics", run="one")
     assert metrics["step"] == list(range(1, 21))
     assert [value for value in metrics["validation/reward/mean"] if value is not None] == [0.5, 1.0]
     assert asked(client, "settings", run="one")["optimizer.learning_rate"] == 3e-4
-    different = {one["key"]: (one["a"], one["b"]) for one in asked(client, "differences", a="one", b="sets/two")}
-    assert different == {"seed": (0, 1), "optimizer.learning_rate": (3e-4, 1e-3)}
     assert [alarm["step"] for alarm in asked(client, "health", run="one")] == [10]
     assert {event["worker"] for event in asked(client, "events", run="one")} == {
         *("learner", "rewards", "rollout worker 1", "rollout worker 2"),
