@@ -184,6 +184,34 @@ def test_limits_words_kind_and_finish_are_met_by_every_answer_and_no_other(clien
         assert found["total"] == len(expected) > 0, given
 
 
+def test_every_reward_is_counted_at_its_step_and_height(client: TestClient, folder: Path) -> None:
+    found = asked(client, "rewards", run="one")
+    mine = [one for one in lines(folder / "one") if one["kind"] == "train" and one["reward"] is not None]
+    assert (found["first"], found["every"], len(found["counts"])) == (1, 1, 20)
+    assert (found["low"], found["high"]) == (min(one["reward"] for one in mine), max(one["reward"] for one in mine))
+    expected = [[0] * found["bins"] for _ in range(20)]
+    width = (found["high"] - found["low"]) / found["bins"]
+    for one in mine:
+        expected[one["step"] - 1][min(found["bins"] - 1, int((one["reward"] - found["low"]) / width))] += 1
+    assert found["counts"] == expected
+    assert found["total"] == len(mine)
+    assert asked(client, "rewards", run="one", kind="dropped") == {"total": 0, "indexed": 1.0}
+
+
+def test_rewards_of_many_steps_stay_few_numbers_and_right_or_wrong_is_two_rows(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one", steps=1)
+    answers = [{"step": step, "kind": "train", "reward": step % 2} for step in range(1, 1001)]
+    answers += [{"step": 1000, "kind": "train", "reward": reward} for reward in (None, "x", 1e300)]
+    (run / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    (run / "samples.index.jsonl").unlink()
+    found = asked(TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010"), "rewards", run="one")
+    assert (found["every"], found["bins"], found["low"], found["high"]) == (9, 2, 0, 1)
+    assert len(found["counts"]) == 112
+    assert found["counts"][:2] == [[4, 5], [5, 4]]
+    assert found["counts"][-1] == [1, 0]
+    assert found["total"] == 1000
+
+
 @pytest.mark.parametrize("words", ['"', "*", "a OR", "NEAR(", "completion:x", "'; DROP TABLE answers", "^", "-", "\\"])
 def test_no_words_are_read_as_a_query(client: TestClient, words: str) -> None:
     assert asked(client, "answers", run="one", words=words)["total"] >= 0
@@ -257,7 +285,7 @@ def test_every_route_is_closed_to_strangers_and_those_with_data_to_who_has_no_to
     page: Any = application(folder, names=("localhost", "workstation"), token="secret-of-sixteen")
     client = TestClient(page, base_url="http://127.0.0.1:8010")
     paths = [route.path.replace("{name}", "base.js") for route in page.routes[0].app.routes]
-    assert len(paths) == 12
+    assert len(paths) == 13
     for path in [*paths, "/absent", "/api/absent", "//api/runs"]:
         for headers in (
             *(
@@ -358,10 +386,14 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
     evil = "</script><script>window.hit=1</script>"
     make_run(tmp_path / "runs" / "one", steps=3, texts=[evil])
     make_run(tmp_path / "runs" / "two", steps=3)
+    make_run(tmp_path / "runs" / "two, 3", steps=3)
+    make_run(tmp_path / "runs" / "secret", steps=3)
     client = TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010")
     asked(client, "answers", run="one", sort="reward")
-    text = client.get("/api/export", params={"run": "one", "with": "two"}).text
+    text = client.get("/api/export", params={"run": "one", "with": "one,two%2C 3,,two"}).text
     assert evil not in text
+    assert "secret" not in text
+    assert all(f'[\\"metrics\\",[\\"run\\",\\"{name}\\"]]' in text for name in ("one", "two", "two, 3"))
     assert "<script src" not in text
     assert "<link" not in text
     assert "\\u003c/script\\u003e\\u003cscript\\u003ewindow.hit=1" in text

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -190,8 +190,11 @@ class Followed:
             for begin, line in lines(self.path, self._read):  # a torn line, or one being written, comes later
                 self._read = begin + len(line)
                 if (one := _parsed(line)) is not None:
-                    self.records.append(one)
+                    self.keep(one)
             return list(self.records)
+
+    def keep(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -237,9 +240,3 @@ def finite(value: Any) -> float | None:
     except OverflowError:  # an integer of 400 digits
         return None
     return value if number else None
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings in which two runs differ, by key."""
-    keys = dict.fromkeys((*one, *other))
-    return [{"key": key, "a": one.get(key), "b": other.get(key)} for key in keys if one.get(key) != other.get(key)]
