@@ -128,7 +128,7 @@
         el("div", { className: "row" }, el("label", { className: "slide" }, label, slider),
           el("label", { className: "check" }, every, "all steps")),
         el("details", { className: "filters", open: asks || !matchMedia("(max-width: 760px)").matches }, el("summary", {}, "Search, sort, limit"),
-          el("div", { className: "row" }, box("words", "Search in prompts and answers", { type: "search", placeholder: "words, or \"a phrase\"" })), fieldRow),
+          el("div", { className: "row" }, box("words", "Search in prompts and answers", { type: "search", placeholder: "words, or \"a phrase\"" }), fieldRow)),
         count, list, more);
       if (plaudit.carried) into.querySelectorAll("input, select").forEach((control) => { control.disabled = true; });
       await look(list, count, more);

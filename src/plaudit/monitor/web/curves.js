@@ -121,8 +121,11 @@
   // Where several runs have other steps, each has the value of its step at or before the pointer; none after its end.
   const before = (values, index) => {
     if (index === null || index === undefined) return latest(values);
-    if (!values.slice(index).some((value) => value !== null && value !== undefined)) return null;
-    while (index >= 0 && (values[index] === null || values[index] === undefined)) index -= 1;
+    const there = (place) => values[place] !== null && values[place] !== undefined;
+    let later = index;
+    while (later < values.length && !there(later)) later += 1;
+    if (later === values.length) return null;
+    while (index >= 0 && !there(index)) index -= 1;
     return values[index] ?? null;
   };
 

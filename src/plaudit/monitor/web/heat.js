@@ -88,7 +88,8 @@
     const raised = all.filter(({ sign }) => !dismissed.has(sign));
     const away = all.length - raised.length;
     const when = ({ step, last, count }) => (last > step ? `Steps ${step} to ${last}` : `Step ${step}`) + (count > 1 ? ` (${count} times)` : "");
-    box.append(el("h3", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}` : "No other alarm"),
+    const whose = plaudit.shown().length > 1 ? ` of ${plaudit.state.run}` : "";
+    box.append(el("h3", {}, raised.length ? `${raised.length} alarm${raised.length > 1 ? "s" : ""}${whose}` : `No other alarm${whose}`),
       el("ul", {}, raised.map((alarm) => el("li", {}, el("div", { className: "head" }, el("div", {}, el("b", {}, `${when(alarm)}, ${alarm.sign}: `), alarm.saw),
         el("button", { "aria-label": plaudit.visible(`Dismiss ${alarm.sign}`), onclick: () => dismiss([...dismissed, alarm.sign]) }, "Dismiss")),
       el("div", { className: "quiet" }, alarm.why), el("div", {}, alarm.advice)))));
