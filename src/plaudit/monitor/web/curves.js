@@ -25,7 +25,7 @@
   const FEW = /^(validation|evaluation)\//; // figures that few steps have
   const POINTS = 24000; // of all runs of a picture
   const FAINT = 0.25;
-  let drawn = []; // { chart, frame, fill, light }
+  let drawn = []; // { chart, frame, fill, light, reach }
   let shape = "";
 
   const pictures = (names) => {
@@ -148,7 +148,7 @@
         el("th", { scope: "row" }, plaudit.swatch(name), name), cells[run])
       : names.map((figure, index) => el("tr", {}, el("th", { scope: "row" }, line(stroke(0, index), DASHES[index % 6]), figure), cells[0][index]))));
     const columns = runs.length > 1 ? names.map((figure, index) => el("th", { scope: "col" }, names.length > 1 ? line("currentColor", DASHES[index % 6]) : null, figure)) : el("th", { scope: "col" }, weight ? "smoothed (value)" : "value");
-    const made = el("div", { className: "legend scroll", tabIndex: runs.length > 4 || names.length > 2 && runs.length > 1 ? 0 : undefined, role: "group", "aria-label": "Values" },
+    const made = el("div", { className: "legend scroll", role: "group", "aria-label": "Values" },
       el("table", {}, el("thead", {}, el("tr", {}, over, columns)), el("tbody", {}, rows.flat())));
     const fill = (chart) => {
       const index = chart.cursor.idx;
@@ -174,7 +174,7 @@
     const label = (chart, values) => values.map((value) => number(value, 6));
     return [{ ...grid(), size: 28, values: label, incrs: axis === "time" ? undefined : WHOLE }, { ...grid(), size, values: label }];
   };
-  plaudit.drawn = (one) => drawn.push({ light: () => {}, fill: () => {}, ...one });
+  plaudit.drawn = (one) => drawn.push({ light: () => {}, fill: () => {}, reach: () => {}, ...one });
 
   const draw = (into, title, names, runs, axis, weight, places) => {
     const data = joined(runs, axis, names, weight);
@@ -199,12 +199,15 @@
       cursor: { sync: { key: "plaudit" }, drag: { x: true, y: false } }, hooks: { draw: [markers(places)], setCursor: [fillLegend] },
     }, data, frame);
     fillLegend(chart);
+    const reach = () => { if (told.scrollWidth > told.clientWidth || told.scrollHeight > told.clientHeight) told.tabIndex = 0; }; // keys scroll it
+    reach();
     // New steps move a chart only if all of it is seen: one that was zoomed stays where it is.
     const fill = (found) => {
       const [steps, { min, max }] = [chart.data[0], chart.scales.x];
       runs = found;
       chart.setData(joined(runs, axis, names, weight), min <= steps[0] && max >= steps[steps.length - 1]);
       fillLegend(chart);
+      reach();
       tell();
     };
     const light = (name) => {
@@ -215,14 +218,16 @@
       }));
       chart.redraw(false, false);
     };
-    plaudit.drawn({ chart, frame, fill, light });
+    plaudit.drawn({ chart, frame, fill, light, reach });
   };
 
   // Draws one run's curves before the others', in all pictures.
   plaudit.highlight = (name) => { if (plaudit.shown().length > 1) drawn.forEach(({ light }) => light(name)); };
 
-  addEventListener("resize", () => drawn.forEach(({ chart, frame }) => {
-    if (frame.clientWidth) chart.setSize({ width: frame.clientWidth, height: 200 });
+  addEventListener("resize", () => drawn.forEach(({ chart, frame, reach }) => {
+    if (!frame.clientWidth) return;
+    chart.setSize({ width: frame.clientWidth, height: 200 });
+    reach();
   }));
 
   const found = async () => {
