@@ -340,11 +340,11 @@ def test_panels_without_content_are_hidden_until_they_are_asked_for(visit: Visit
 def test_curves_are_smoothed_before_the_values_themselves(visit: Visit, address: str) -> None:
     page = visit.go(address, run="plain", tab="curves")
     figures = page.evaluate("plaudit.ask('metrics', {run: 'plain'})")["reward/first"]
-    page.get_by_label("Smoothing").fill("0.5")
-    until(page, "location.hash.includes('smooth=0.5')")
-    mean = weight = 0.0  # by hand: each step halves what is remembered
-    for one in figures:
-        mean, weight = mean / 2 + one / 2, weight / 2 + 0.5
+    page.get_by_label("Smoothing").focus()
+    page.get_by_label("Smoothing").fill("0.9")
+    until(page, "location.hash.includes('smooth=0.9')")
+    mean = sum(one * 0.9 ** (11 - place) for place, one in enumerate(figures))
+    weight = sum(0.9**place for place in range(12))
     row = page.locator(".chart", has=page.locator("h3", has_text="Other rewards")).locator("tbody tr")
     until(page, "document.querySelector('.legend thead').textContent.includes('smoothed')")
     assert row.locator("td").inner_text() == f"{mean / weight:.4g} ({figures[-1]})"

@@ -27,6 +27,7 @@
   const FAINT = 0.25;
   let drawn = []; // { chart, frame, fill, light, reach }
   let shape = "";
+  let held = false;
 
   const pictures = (names) => {
     const left = new Set(names.filter((name) => !["step", "epoch", "time", "tokens"].includes(name)));
@@ -267,14 +268,18 @@
       }
       const { known, others, hidden } = chosen(runs);
       const again = (changes) => { plaudit.go(changes); return this.show(into); };
-      const smooth = el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, value: weight, onchange: (event) =>
-        again({ smooth: Number(event.target.value) || "" }).then(() => document.getElementById("smooth")?.focus()) });
+      const smooth = el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, value: weight, onchange: (event) => {
+        held = document.activeElement === smooth;
+        again({ smooth: Number(event.target.value) || "" }).catch((error) => plaudit.tell(error.message));
+      } });
       into.append(el("div", { className: "row" },
         plaudit.select("Over", AXES, axis, (value) => again({ axis: value })),
         el("label", {}, weight ? `Smoothing: ${weight}` : "Smoothing: none", smooth),
         hidden ? el("button", { title: "Only zeros, or the values of a picture above", onclick: () => again({ all: plaudit.state.all ? "" : 1 }) },
           `${hidden} panel${hidden > 1 ? "s" : ""} without content: ${plaudit.state.all ? "hide" : "show"}`) : "",
         el("span", { className: "quiet" }, "Drag to zoom, double-click to see all again.")));
+      if (held) smooth.focus(); // keys go on moving it
+      held = false;
       const raised = plaudit.alarms(into, health);
       const places = marks(raised, axis, runs[0].metrics);
       const charts = el("div", { className: "charts" });
