@@ -8,7 +8,7 @@
     const mine = plaudit.turn;
     const found = await ask("rewards", { run: run.name });
     if (mine !== plaudit.turn || !found || !into.isConnected) return;
-    if (found.indexed < 1) setTimeout(() => mine === plaudit.turn && plaudit.heat(into, run, axis).catch(() => {}), 2000);
+    if (found.indexed < 1 && !plaudit.carried) setTimeout(() => mine === plaudit.turn && plaudit.heat(into, run, axis).catch(() => {}), 2000);
     if (!found.total) return;
     const { first, every, low, high, bins, counts } = found;
     const at = plaudit.along(axis, run.metrics);
