@@ -41,8 +41,8 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
-        2835,
-        "records, rules of health, plots, the page; steps in a notebook (65), plans (45); folders of others (140)",
+        2960,
+        "records, rules of health, plots, the page; steps in a notebook (65); others' folders (140), their table (120)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (

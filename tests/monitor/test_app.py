@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from made_runs import make_run
+from rich.table import Table
 from starlette.testclient import TestClient
 
 from plaudit.monitor.answers import Answers
 from plaudit.monitor.app import application
-from plaudit.monitor.folders import Followed, columns
+from plaudit.monitor.console import Reporter
+from plaudit.monitor.folders import Followed, columns, summary
 
 HERE = {"host": "127.0.0.1:8010"}
 
@@ -83,13 +85,49 @@ def test_runs_are_listed_with_how_they_go(client: TestClient) -> None:
     assert "ArithmeticError" in found["sets/two"]["last"]
 
 
+STARTED = "ppo: logs and samples in runs/ppo, checkpoints in runs/ppo/checkpoints"
+DONE = "done: policy in model (newest checkpoint)\n  curves:  page.html\n  next:    plaudit generate"
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (STARTED, "running"),
+        (f"{STARTED}|step  2/4  loss 1", "running"),
+        (f"{STARTED}|step  4/4  loss 1|{DONE}", "done"),
+        (f"{STARTED}|step  2/4  loss 1|warning: it is enough|{DONE}", "done"),
+        (f"{DONE}|\n== reward (2 of 3)", "done"),
+        (f"{DONE}|\n== evaluation|evaluation: one policy was trained|TABLE", "done"),
+        (f"{DONE}|warning: no checkpoint is damaged|{STARTED}", "running"),
+        (f"{DONE}|{STARTED}|step  6/8  loss 1|the run ended: stopped by SIGTERM at step 6", "stopped"),
+        ("the run ended: stopped by SIGINT at step 1|TABLE", "stopped"),
+        (f"{STARTED}|the run ended: ArithmeticError: two\nlines", "failed"),
+        (f"the run ended: ArithmeticError: two|{STARTED}|{DONE}|standard output is closed", "done"),
+    ],
+)
+def test_the_state_is_that_of_the_last_start_or_end_whatever_is_said_after_it(
+    said: str, state: str, tmp_path: Path
+) -> None:
+    """A pipeline's next stage and its evaluation speak to the log of the stage before."""
+    run = make_run(tmp_path / "run", steps=2)
+    (run / "log.txt").unlink()
+    reporter = Reporter(quiet=True)
+    reporter.log_to(run / "log.txt")
+    for one in said.split("|"):
+        if one == "TABLE":
+            table = Table("figure", "step 1/2")
+            table.add_row("reward", "done: no line of the run's own")
+            reporter.show(table)
+        else:
+            reporter.say(one)
+    assert summary("run", run)["state"] == state
+
+
 def test_figures_settings_and_events_are_those_of_the_files(client: TestClient, folder: Path) -> None:
     metrics = asked(client, "metrics", run="one")
     assert metrics["step"] == list(range(1, 21))
     assert [value for value in metrics["validation/reward/mean"] if value is not None] == [0.5, 1.0]
     assert asked(client, "settings", run="one")["optimizer.learning_rate"] == 3e-4
-    different = {one["key"]: (one["a"], one["b"]) for one in asked(client, "differences", a="one", b="sets/two")}
-    assert different == {"seed": (0, 1), "optimizer.learning_rate": (3e-4, 1e-3)}
     assert [alarm["step"] for alarm in asked(client, "health", run="one")] == [10]
     assert {event["worker"] for event in asked(client, "events", run="one")} == {
         *("learner", "rewards", "rollout worker 1", "rollout worker 2"),
@@ -144,6 +182,34 @@ def test_limits_words_kind_and_finish_are_met_by_every_answer_and_no_other(clien
         expected = [record["completion"] for record in mine if holds(record)]
         assert [row["completion"] for row in found["rows"]] == expected, given
         assert found["total"] == len(expected) > 0, given
+
+
+def test_every_reward_is_counted_at_its_step_and_height(client: TestClient, folder: Path) -> None:
+    found = asked(client, "rewards", run="one")
+    mine = [one for one in lines(folder / "one") if one["kind"] == "train" and one["reward"] is not None]
+    assert (found["first"], found["every"], len(found["counts"])) == (1, 1, 20)
+    assert (found["low"], found["high"]) == (min(one["reward"] for one in mine), max(one["reward"] for one in mine))
+    expected = [[0] * found["bins"] for _ in range(20)]
+    width = (found["high"] - found["low"]) / found["bins"]
+    for one in mine:
+        expected[one["step"] - 1][min(found["bins"] - 1, int((one["reward"] - found["low"]) / width))] += 1
+    assert found["counts"] == expected
+    assert found["total"] == len(mine)
+    assert asked(client, "rewards", run="one", kind="dropped") == {"total": 0, "indexed": 1.0}
+
+
+def test_rewards_of_many_steps_stay_few_numbers_and_right_or_wrong_is_two_rows(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one", steps=1)
+    answers = [{"step": step, "kind": "train", "reward": step % 2} for step in range(1, 1001)]
+    answers += [{"step": 1000, "kind": "train", "reward": reward} for reward in (None, "x", 1e300)]
+    (run / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    (run / "samples.index.jsonl").unlink()
+    found = asked(TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010"), "rewards", run="one")
+    assert (found["every"], found["bins"], found["low"], found["high"]) == (9, 2, 0, 1)
+    assert len(found["counts"]) == 112
+    assert found["counts"][:2] == [[4, 5], [5, 4]]
+    assert found["counts"][-1] == [1, 0]
+    assert found["total"] == 1000
 
 
 @pytest.mark.parametrize("words", ['"', "*", "a OR", "NEAR(", "completion:x", "'; DROP TABLE answers", "^", "-", "\\"])
@@ -219,7 +285,7 @@ def test_every_route_is_closed_to_strangers_and_those_with_data_to_who_has_no_to
     page: Any = application(folder, names=("localhost", "workstation"), token="secret-of-sixteen")
     client = TestClient(page, base_url="http://127.0.0.1:8010")
     paths = [route.path.replace("{name}", "base.js") for route in page.routes[0].app.routes]
-    assert len(paths) == 12
+    assert len(paths) == 13
     for path in [*paths, "/absent", "/api/absent", "//api/runs"]:
         for headers in (
             *(
@@ -320,10 +386,14 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
     evil = "</script><script>window.hit=1</script>"
     make_run(tmp_path / "runs" / "one", steps=3, texts=[evil])
     make_run(tmp_path / "runs" / "two", steps=3)
+    make_run(tmp_path / "runs" / "two, 3", steps=3)
+    make_run(tmp_path / "runs" / "secret", steps=3)
     client = TestClient(application(tmp_path / "runs"), base_url="http://127.0.0.1:8010")
     asked(client, "answers", run="one", sort="reward")
-    text = client.get("/api/export", params={"run": "one", "with": "two"}).text
+    text = client.get("/api/export", params={"run": "one", "with": "one,two%2C 3,,two"}).text
     assert evil not in text
+    assert "secret" not in text
+    assert all(f'[\\"metrics\\",[\\"run\\",\\"{name}\\"]]' in text for name in ("one", "two", "two, 3"))
     assert "<script src" not in text
     assert "<link" not in text
     assert "\\u003c/script\\u003e\\u003cscript\\u003ewindow.hit=1" in text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ if CHROMIUM is None:
 CACHE = Path(__file__).parents[2] / ".cache"
 PICTURES = CACHE / "page"
 AXE = CACHE / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-TABS = ("curves", "answers", "pairs", "lanes", "settings")
+TABS = ("curves", "answers", "pairs", "lanes", "settings", "table")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "other", steps=20, seed=1, rate=1e-3)
     make_run(folder / "<img src=x onerror=window.hit=1>", steps=2, prompts=25, texts=XSS)
     make_run(folder / "escapes", steps=1, prompts=5, texts=ESCAPES)
+    make_run(folder / "a, b 100%", steps=10, seed=2)
+    make_plain(folder / "plain")
     make_run(folder / "wordless", steps=1, prompts=1, texts=["", " Four."])
     return folder
+
+
+def make_plain(folder: Path) -> None:
+    """A run whose judge is its only reward, whose sampler is its learner and which repeats its alarms."""
+    make_run(folder, steps=12, seed=3)
+    figures = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for one in figures:
+        del one["reward/gold"]
+        one |= {"kl/sampler": 1e-14, "unfinished": 0, "groups/equal": 0.0, "reward/first": one["step"] % 2}
+    answers = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for one in answers:
+        one["learner"] = [value + 1e-6 * place for place, value in enumerate(one["logprobs"])]
+    about = {"severity": 1, "numbers": {}, "why": "It has settled.", "advice": "Try a lower rate."}
+    alarms: list[dict[str, Any]] = [
+        {"step": step, "sign": "entropy", "saw": f"it fell by {step}"} for step in (3, 5, 9)
+    ]
+    alarms += [{"step": 4, "last": 11, "count": 8, "sign": "length", "saw": "<b>it grew</b>"}]
+    files = {"metrics": figures, "samples": answers, "health": [one | about for one in alarms]}
+    for name, records in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    (folder / "samples.index.jsonl").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +148,7 @@ def test_a_hundred_scripts_of_a_model_are_text(visit: Visit, address: str, tmp_p
         page.wait_for_selector("dialog[open] .tokens span")
         assert page.locator("dialog .tokens").text_content() == XSS[place]
         page.keyboard.press("Escape")
-    for tab in ("curves", "pairs", "lanes", "settings"):
+    for tab in ("curves", "pairs", "lanes", "settings", "table"):
         visit.go(address, run="<img src=x onerror=window.hit=1>", tab=tab)
     with page.expect_download() as download:
         page.get_by_role("button", name="Export").click()
@@ -192,10 +216,214 @@ def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
     page = visit.go(address, run="ppo", tab="curves", **{"with": "other"})
     page.wait_for_selector(".uplot canvas")
     assert page.locator(".chart").count() >= 8
-    values = page.eval_on_selector_all(".u-legend .u-value", "all => all.map(one => one.textContent)")
+    values = page.eval_on_selector_all(".legend .u-value", "all => all.map(one => one.textContent)")
     assert all(values), "without a pointer, each line of both runs has its latest value"
     assert "Step 15, entropy" in page.locator(".alarms").inner_text()
     assert page.locator(".chart h3", has_text="Judge and gold").count() == 1
+
+
+def colours(page: Any, where: str) -> list[str]:
+    found = page.eval_on_selector_all(
+        f"{where} .swatch", "all => all.map(one => getComputedStyle(one).backgroundColor)"
+    )
+    return [str(one) for one in found]
+
+
+def painted(page: Any, chart: int) -> set[str]:
+    """The colours of a chart's opaque points."""
+    found = page.evaluate(
+        f"""(canvas => {{
+          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+          const found = new Set();
+          for (let at = 0; at < data.length; at += 4)
+            if (data[at + 3] === 255) found.add(`rgb(${{data[at]}}, ${{data[at + 1]}}, ${{data[at + 2]}})`);
+          return [...found];
+        }})(document.querySelectorAll('.chart canvas')[{chart}])"""
+    )
+    return set(found)
+
+
+def test_each_of_many_runs_has_a_colour_that_stays_its_own_and_each_figure_its_dashes(
+    visit: Visit, address: str, tmp_path: Path
+) -> None:
+    page = visit.go(address, run="ppo", tab="curves")
+    for name in ("other", "a, b 100%", "<img src=x onerror=window.hit=1>", "plain"):
+        page.get_by_role("checkbox", name=f"Compare {name}", exact=True).check()
+    until(page, "document.querySelectorAll('.chart:first-child .legend tbody tr').length === 5")
+    mine = colours(page, ".chips")
+    assert len(set(mine)) == 5
+    assert colours(page, ".chart:first-child .legend") == mine
+    assert set(colours(page, "#list")) == set(mine)
+    assert set(mine) <= painted(page, 0)
+    dashes = page.eval_on_selector_all(
+        ".chart:first-child .line path", "all => all.map(one => one.getAttribute('stroke-dasharray'))"
+    )
+    assert len(dashes) == len(set(dashes)) == 2
+    page.get_by_role("button", name="Compare no longer with a, b 100%").click()
+    until(page, "document.querySelectorAll('.chart:first-child .legend tbody tr').length === 4")
+    assert colours(page, ".chips") == [*mine[:2], *mine[3:]]
+    page.get_by_role("button", name=re.compile("^plain")).first.click()  # opened, it stands first and keeps its colour
+    until(page, "document.querySelector('h2').textContent === 'plain'")
+    assert colours(page, ".chips") == [mine[4], mine[0], mine[1], mine[3]]
+    page.get_by_role("checkbox", name="Compare a, b 100%", exact=True).check()
+    until(page, "document.querySelectorAll('.chart:first-child .legend tbody tr').length === 5")
+    assert sorted(colours(page, ".chips")) == sorted(mine)
+    page.reload()
+    until(page, "document.querySelectorAll('.chart:first-child .legend tbody tr').length === 5")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "export.html")
+    page.goto((tmp_path / "export.html").as_uri())
+    until(page, "document.querySelectorAll('.chart:first-child .legend tbody tr').length === 5")
+    assert sorted(colours(page, ".chips")) == sorted(mine)
+    assert painted(page, 1), "the rewards of the answers"
+    for name, row in (("All runs", ".runs tbody tr"), ("Settings", "tbody tr"), ("One prompt", ".two > div")):
+        page.get_by_role("button", name=name).click()
+        until(page, f"document.querySelectorAll('{row}').length >= 2")
+    assert page.evaluate("window.hit") is None
+
+
+def test_more_runs_than_colours_of_the_palette_still_have_one_each(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="curves")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("Array.from({length: 40}, (_, place) => plaudit.colour(place, true))")
+        assert len(set(found)) == 40
+
+
+def test_all_runs_are_a_table_that_is_sorted_by_any_column(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="table")
+    page.wait_for_selector(".runs tbody tr")
+    names = "[...document.querySelectorAll('.runs tbody th')].map(one => one.textContent)"
+    heads = page.eval_on_selector_all(".runs thead th", "all => all.map(one => one.textContent)")
+    assert heads[:4] == ["run", "state", "method", "step"]
+    assert {"reward/mean, last", "reward/mean, best", "kl/reference, last", "seed", "optimizer.learning_rate"} <= set(
+        heads
+    )
+    assert "rewards.0.kind" not in heads, "it is the same in all runs"
+    page.get_by_role("button", name="step", exact=True).click()
+    until(page, "document.querySelector('th[aria-sort=descending]')?.textContent.startsWith('step')")
+    assert page.evaluate(names)[:3] == ["ppo", "other", "plain"]
+    page.get_by_role("button", name="step", exact=True).press("Enter")
+    until(page, "document.querySelector('th[aria-sort=ascending]')?.textContent.startsWith('step')")
+    assert page.evaluate(names)[-3:] == ["plain", "other", "ppo"]
+    assert page.evaluate("document.activeElement.textContent").startswith("step")
+    page.get_by_role("button", name="reward/gold, last").click()
+    until(page, "document.querySelector('th[aria-sort=descending]')?.textContent.startsWith('reward/gold')")
+    assert page.evaluate(names)[-1] == "plain", "what a run lacks is last"
+    page.locator(".runs").get_by_role("checkbox", name="Compare other", exact=True).check()
+    page.get_by_label("only those compared").check()
+    assert sorted(page.evaluate(names)) == ["other", "ppo"]
+    assert page.evaluate("location.hash").count("other") == 1
+    page.locator(".runs tbody").get_by_role("button", name="other").click()
+    page.wait_for_selector(".chart")
+    assert page.locator("h2").first.inner_text() == "other"
+
+
+def test_panels_without_content_are_hidden_until_they_are_asked_for(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="plain", tab="curves")
+    titles = (
+        "[...document.querySelectorAll('.chart .uplot')].map(one => one.closest('.chart').innerText.split('\\n')[0])"
+    )
+    titles += ".filter(one => !one.startsWith('Rewards of'))"  # which come when they are counted
+    page.wait_for_selector(".chart")
+    shown = page.evaluate(titles)
+    assert "Judge" not in shown
+    assert not [one for one in shown if one.startswith(("KL between", "Shares"))]
+    assert {"Reward", "Other rewards", "Entropy, nats a token"} <= set(shown)
+    page.get_by_role("button", name="3 panels without content: show").click()
+    until(page, f"{titles}.includes('Judge')")
+    assert len(page.evaluate(titles)) == len(shown) + 3
+    assert page.get_by_role("button", name="3 panels without content: hide").count() == 1
+
+
+def test_curves_are_smoothed_before_the_values_themselves(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="plain", tab="curves")
+    figures = page.evaluate("plaudit.ask('metrics', {run: 'plain'})")["reward/first"]
+    page.get_by_label("Smoothing").focus()
+    page.get_by_label("Smoothing").fill("0.9")
+    until(page, "location.hash.includes('smooth=0.9')")
+    mean = sum(one * 0.9 ** (11 - place) for place, one in enumerate(figures))
+    weight = sum(0.9**place for place in range(12))
+    row = page.locator(".chart", has=page.locator("h3", has_text="Other rewards")).locator("tbody tr")
+    until(page, "document.querySelector('.legend thead').textContent.includes('smoothed')")
+    assert row.locator("td").inner_text() == f"{mean / weight:.4g} ({figures[-1]})"
+    assert page.evaluate("document.activeElement.id") == "smooth"
+
+
+def test_rewards_of_answers_are_shades_and_their_numbers_are_read_by_pointing(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="curves")
+    chart = page.locator(".chart", has=page.locator("h3", has_text="Rewards of the answers"))
+    chart.locator(".u-over").hover(position={"x": 60, "y": 80})
+    told = chart.locator(".about").inner_text()
+    assert re.fullmatch(r"step \d+, reward \S+ to \S+: \d+ of 1[56] answers", told)
+    page.mouse.move(2, 2)
+    until(page, "[...document.querySelectorAll('.about')].some(one => one.textContent.startsWith('450 answers'))")
+
+
+def test_an_alarm_is_shown_once_and_what_was_dismissed_stays_away(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="plain", tab="curves")
+    alarms = page.locator(".alarms")
+    told = alarms.inner_text()
+    assert "2 alarms" in told
+    assert "Steps 3 to 9 (3 times), entropy: it fell by 9" in told
+    assert "Steps 4 to 11 (8 times), length: <b>it grew</b>" in told
+    alarms.get_by_role("button", name="Dismiss entropy").click()
+    until(page, "document.querySelector('.alarms h3').textContent === '1 alarm'")
+    page.reload()
+    page.wait_for_selector(".alarms h3")
+    assert "entropy" not in alarms.inner_text()
+    visit.go(address, run="ppo", tab="curves")
+    assert "Step 15, entropy" in page.locator(".alarms").inner_text(), "another run's alarm is another one"
+    visit.go(address, run="plain", tab="curves")
+    page.get_by_role("button", name="1 dismissed: show again").click()
+    until(page, "document.querySelector('.alarms h3').textContent === '2 alarms'")
+
+
+def test_tokens_are_coloured_by_what_varies_among_them(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="plain", tab="answers")
+    page.locator(".answer").first.click()
+    choice = page.get_by_label("Colour by")
+    assert choice.input_value() == "entropy"
+    assert choice.locator("option").all_inner_texts()[-2:] == [
+        "log-prob gap (learner - sampler) (the same for all)",
+        "advantage (the same for all)",
+    ]
+    visit.go(address, run="ppo", tab="answers")
+    page.locator(".answer").first.click()
+    assert choice.input_value() == "gap"
+
+
+@pytest.mark.parametrize(
+    ("stretch", "expected"),
+    [
+        ("0.03, 0.98, 6", [0.2, 0.4, 0.6, 0.8]),
+        ("71.3, 101.2, 5", [80, 90, 100]),
+        ("0, 59, 4", [0, 20, 40]),
+        ("100, 400, 6", [120, 180, 240, 300, 360]),
+        ("0, 7300, 4", [0, 3600, 7200]),
+        ("0, 1e9, 4", [0, 1e9]),
+    ],
+)
+def test_ticks_of_lanes_are_round_times(visit: Visit, address: str, stretch: str, expected: list[float]) -> None:
+    page = visit.go(address, run="ppo", tab="lanes")
+    assert page.evaluate(f"plaudit.ticks({stretch})") == expected
+
+
+def test_on_a_phone_the_first_answer_is_in_sight(browser: Any, address: str) -> None:
+    visit = Visit(browser, viewport={"width": 420, "height": 800})
+    for beside in ("", "ppo,other,plain"):
+        page = visit.go(address, run="ppo", tab="answers", **{"with": beside})
+        page.wait_for_selector(".answer")
+        assert page.locator(".answer").first.bounding_box()["y"] <= 430
+        assert not page.get_by_label("Sort by").is_visible()
+    page.locator("summary", has_text="Search, sort").click()
+    page.get_by_label("Sort by").select_option("reward")
+    page.reload()
+    page.wait_for_selector(".answer")
+    assert page.get_by_label("Sort by").is_visible(), "what limits the list is not hidden"
+    visit.context.close()
+    assert visit.wrong == []
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +451,7 @@ def states(all_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "failed": (full, {"run": "seeds/failed"}),
             "new": (full, {"run": "new"}),
             "empty": (bare, {}),
-            "two": (full, {"run": "ppo", "with": "ppo-high-rate"}),
+            "two": (full, {"run": "ppo", "with": "ppo-high-rate", "smooth": "0.8"}),
             "million": (full, {"run": "million"}),
         }
 
@@ -322,9 +550,9 @@ def test_a_run_that_goes_on_is_followed_and_its_reader_left_in_peace(visit: Visi
     (folder / "grows").mkdir()
     goes_on(10)
     page = visit.go(address, run="grows", tab="curves")
-    legend = "document.querySelector('.chart .u-legend').textContent"
-    until(page, f"{legend}.includes('step10')")
-    page.locator("summary", has_text="further figures").click()
+    legend = "document.querySelector('.chart .legend').textContent"
+    until(page, f"{legend}.includes('step 10')")
+    page.locator("summary", has_text="further figure").click()
     chart = page.locator(".chart .u-over").nth(2)
     chart.scroll_into_view_if_needed()
     chart.drag_to(chart, source_position={"x": 30, "y": 50}, target_position={"x": 150, "y": 50})
@@ -334,7 +562,7 @@ def test_a_run_that_goes_on_is_followed_and_its_reader_left_in_peace(visit: Visi
     axis = {"x": box["x"], "y": box["y"] + box["height"] - 26, "width": box["width"], "height": 26}
     zoomed = page.screenshot(clip=axis)
     goes_on(20)
-    until(page, f"{legend}.includes('step20')")
+    until(page, f"{legend}.includes('step 20')")
     assert page.evaluate("document.querySelector('#view details').open")
     assert page.evaluate("scrollY") == above
     assert page.screenshot(clip=axis) == zoomed

@@ -152,9 +152,8 @@ WAYS = (flipped, cut, replaced, sparse, yaml, lines, values, values, lines)
 
 def questions(name: str) -> list[tuple[str, dict[str, Any]]]:
     asked: list[tuple[str, dict[str, Any]]] = [
-        (what, {"run": name}) for what in "metrics health events settings steps".split()
+        (what, {"run": name}) for what in "metrics health events settings steps rewards".split()
     ]
-    asked += [("differences", {"a": name, "b": "good"}), ("differences", {"a": "good", "b": name})]
     asked += [
         ("answers", {"run": name, **more})
         for more in ({"step": 2}, {"sort": "reward"}, {"words": "great"}, {"sort": "part:gold"})
@@ -166,9 +165,10 @@ def questions(name: str) -> list[tuple[str, dict[str, Any]]]:
 def good(client: TestClient) -> tuple[Any, ...]:
     """What the page shows of the run that nobody damaged."""
     row = next(one for one in client.get("/api/runs").json()["runs"] if one["name"] == "good")
-    found = [client.get(f"/api/{what}", params=given) for what, given in questions("good")[:5]]
-    assert [one.status_code for one in found] == [200] * 5
-    return row["state"], row["step"], row["method"], *(one.json() for one in found)
+    found = [client.get(f"/api/{what}", params=given) for what, given in questions("good")[:6]]
+    assert [one.status_code for one in found] == [200] * 6
+    figures = next(one["figures"] for one in client.get("/api/table").json()["rows"] if one["name"] == "good")
+    return row["state"], row["step"], row["method"], figures, *(one.json() for one in found)
 
 
 def test_whatever_a_folder_holds_only_its_own_run_is_unreadable(

@@ -31,6 +31,8 @@ PATIENCE = 0.2
 OF_A_STEP = 1 << 30
 """Most bytes of a step that is read without the index."""
 PAGE = 50
+COLUMNS, BINS = 120, 24
+"""Most stretches of steps, and of rewards, in which answers are counted."""
 BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
 """Fields by token, which are left out of answers in a list."""
 FIELDS = {"step": "step", "reward": "reward", "advantage": "advantage", "length": "tokens", "version": "oldest"}
@@ -122,6 +124,30 @@ class Answers:
             text = f"SELECT at FROM answers{where} ORDER BY {order}id LIMIT ? OFFSET ?"
             places = [at for (at,) in database.execute(text, (*values, question.count, question.offset))]
         return Found(total, list(self._listed(self._read(places))), share, sorted(parts))
+
+    def rewards(self, kind: str) -> dict[str, Any]:
+        """Return how many answers of a kind have which reward at which step: a row for every few steps, in it a number
+        for each of `bins` equal stretches from `low` to `high`."""
+        if not self.path.exists():
+            return {"total": 0, "indexed": 1.0}
+        share = self._indexed()
+        of = "FROM answers WHERE kind = ? AND reward BETWEEN -1e30 AND 1e30"
+        with closing(self._open()) as database:
+            bounds = f"SELECT count(*), min(step), max(step), min(reward), max(reward) {of}"
+            total, first, last, low, high = database.execute(bounds, (kind,)).fetchone()
+            if not total:
+                return {"total": 0, "indexed": share}
+            several = f"SELECT count(*) FROM (SELECT DISTINCT reward {of} LIMIT {BINS})"
+            (bins,) = database.execute(several, (kind,)).fetchone()  # rewards of 0 and 1 are counted in two
+            low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
+            every = -(-(last - first + 1) // COLUMNS)
+            counts = [[0] * bins for _ in range((last - first) // every + 1)]
+            places = f"(step - ?) / ?, min(?, CAST((reward - ?) * ? AS INTEGER)), count(*) {of} GROUP BY 1, 2"
+            given = (first, every, bins - 1, low, bins / (high - low), kind)
+            for column, row, number in database.execute(f"SELECT {places}", given):
+                counts[column][row] = number
+        found = {"first": first, "every": every, "low": low, "high": high, "bins": bins, "counts": counts}
+        return found | {"total": total, "indexed": share}
 
     def one(self, at: int) -> dict[str, Any]:
         """Return the whole record at an offset. Raises ValueError if no line begins there."""

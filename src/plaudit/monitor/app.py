@@ -23,8 +23,9 @@ from starlette.types import ASGIApp
 from plaudit.monitor.answers import PAGE, Answers, Query
 from plaudit.monitor.door import STRANGER, Door
 from plaudit.monitor.export import SCRIPTS, STYLES, exported, shell
-from plaudit.monitor.folders import EVALUATED, Followed, columns, differences, joined, runs_in, settings_of, summary
+from plaudit.monitor.folders import EVALUATED, Followed, columns, joined, runs_in, settings_of, summary
 from plaudit.monitor.sinks import as_json
+from plaudit.monitor.table import Best, table
 from plaudit.monitor.templates import WEB
 from plaudit.support.requests import known_hosts
 from plaudit.support.visible import visible
@@ -44,12 +45,13 @@ class RunsReader:
     def __init__(self, folder: Path):
         self.folder = folder
         self._followed: dict[Path, Followed] = {}
+        self._best: dict[Path, Best] = {}
         self._answers: dict[Path, Answers] = {}
         self._lock = threading.Lock()
 
-    def run(self, given: Given, key: str = "run") -> Path:
+    def run(self, given: Given) -> Path:
         """Return a run's folder. Raises LookupError for a name that is not in the list of runs."""
-        name = given.get(key, "")
+        name = given.get("run", "")
         try:
             return runs_in(self.folder)[name]
         except KeyError:
@@ -79,8 +81,13 @@ class RunsReader:
     def settings(self, given: Given) -> Any:
         return settings_of(self.run(given))
 
-    def differences(self, given: Given) -> Any:
-        return differences(settings_of(self.run(given, "a")), settings_of(self.run(given, "b")))
+    def table(self, given: Given) -> Any:
+        with self._lock:
+            runs = runs_in(self.folder)
+            files = (path / name for path in runs.values() for name in ("metrics.jsonl", EVALUATED))
+            self._best = {file: self._best.get(file) or Best(file) for file in files}
+            best = self._best
+        return table(runs, lambda run: [best[run / "metrics.jsonl"], best[run / EVALUATED]])
 
     def answers_of(self, given: Given) -> Answers:
         path = self.run(given) / "samples.jsonl"
@@ -91,6 +98,9 @@ class RunsReader:
         names = ("step", "answers", "groups", "of")
         found = [asdict(one) for one in self.answers_of(given).steps()]
         return {name: [one[name] for one in found] for name in names}
+
+    def rewards(self, given: Given) -> Any:
+        return self.answers_of(given).rewards(given.get("kind", "train"))
 
     def answers(self, given: Given) -> Any:
         return self.answers_of(given).find(question(given)).json()
@@ -129,8 +139,9 @@ def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: s
         reader.health,
         reader.events,
         reader.settings,
-        reader.differences,
+        reader.table,
         reader.steps,
+        reader.rewards,
         reader.answers,
         reader.answer,
     )

@@ -12,13 +12,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from markupsafe import Markup
 
 from plaudit.monitor.templates import WEB, rendered
 
 STYLES = ("uPlot.min.css", "page.css")
-SCRIPTS = tuple(f"{name}.js" for name in "uPlot.iife.min base curves tokens answers pairs lanes settings main".split())
+SCRIPTS = tuple(
+    f"{name}.js" for name in "uPlot.iife.min base curves heat tokens answers pairs lanes settings table main".split()
+)
 """Files of the page, in the order in which it loads them."""
 ANSWERS = ("step", "kind", "finish", "words", "field", "least", "most", "sort", "order")
 
@@ -33,11 +36,12 @@ def exported(ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, s
         return answer
 
     run, state = state["run"], dict(state)
-    names = [run, *([state["with"]] if state.get("with") else [])]
-    listed = keep("runs")
+    names = list(dict.fromkeys([run, *filter(None, map(unquote, state.get("with", "").split(",")))]))
+    listed, rows_of_runs = keep("runs"), keep("table")
     found[_key("runs", {})] = {"folder": "", "runs": [one for one in listed["runs"] if one["name"] in names]}
+    rows_of_runs["rows"] = [one for one in rows_of_runs["rows"] if one["name"] in names]
     for name in names:
-        for what in ("metrics", "health", "settings", "events", "steps"):
+        for what in ("metrics", "health", "settings", "events", "steps", "rewards"):
             keep(what, run=name)
     rows: list[tuple[str, Any]] = []
     steps = found[_key("steps", {"run": run})]["step"]

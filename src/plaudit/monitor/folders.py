@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -49,6 +49,10 @@ RUN = ("metrics.jsonl", "settings.yaml")
 FILES = (*RUN, "log.txt", "samples.jsonl", "samples.index.jsonl", "health.jsonl", "events.jsonl", EVALUATED)
 """What is read of a run."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")
+_TOLD = re.compile(
+    r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (done:|the run ended:|step +\d+/|\w+: logs .*in .*, checkpoints in )(.*)", re.M
+)
+"""What tells how a run goes. Other lines may come after its end: of a pipeline's next stage, of an evaluation."""
 
 
 def address_of_run(folder: Path) -> str:
@@ -119,15 +123,14 @@ def _progress(folder: Path) -> dict[str, Any]:
     """How a run goes, by its log."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
-    told = [line[20:] for line in log.splitlines() if line[20:21].strip()]  # an indented line belongs to one above
-    last = told[-1] if told else ""
+    kind, why = told[-1] if (told := _TOLD.findall(log)) else ("", "")
     state = "running" if time.time() - changed(folder) < SILENT else "silent"
-    if last.startswith("done:"):
+    if kind == "done:":
         state = "done"
-    elif last.startswith("the run ended:"):
-        state = "stopped" if "stopped" in last else "failed"
+    elif kind == "the run ended:":
+        state = "stopped" if "stopped" in why else "failed"
     step, of = map(int, steps[-1]) if steps else (0, 0)
-    shown = visible(last[:300], line=True) if state in ("failed", "stopped") else ""
+    shown = visible(f"{kind}{why}"[:300], line=True) if state in ("failed", "stopped") else ""
     return {"state": state, "step": step, "steps": of, "last": shown}
 
 
@@ -187,8 +190,11 @@ class Followed:
             for begin, line in lines(self.path, self._read):  # a torn line, or one being written, comes later
                 self._read = begin + len(line)
                 if (one := _parsed(line)) is not None:
-                    self.records.append(one)
+                    self.keep(one)
             return list(self.records)
+
+    def keep(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -234,9 +240,3 @@ def finite(value: Any) -> float | None:
     except OverflowError:  # an integer of 400 digits
         return None
     return value if number else None
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings in which two runs differ, by key."""
-    keys = dict.fromkeys((*one, *other))
-    return [{"key": key, "a": one.get(key), "b": other.get(key)} for key in keys if one.get(key) != other.get(key)]

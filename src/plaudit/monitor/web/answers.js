@@ -122,11 +122,14 @@
         plaudit.select("Finish", ENDS, state.finish ?? "", (value) => again({ finish: value })));
       list.addEventListener("parts", order);
       order();
+      // On a phone the search is folded, unless it limits what is seen.
+      const asks = ["words", "sort", "field", "kind", "finish"].some((name) => state[name]);
       into.replaceChildren(
         el("div", { className: "row" }, el("label", { className: "slide" }, label, slider),
-          el("label", { className: "check" }, every, "all steps"),
-          box("words", "Search in prompts and answers", { type: "search", placeholder: "words, or \"a phrase\"" })),
-        fieldRow, count, list, more);
+          el("label", { className: "check" }, every, "all steps")),
+        el("details", { className: "filters", open: asks || !matchMedia("(max-width: 760px)").matches }, el("summary", {}, "Search, sort, limit"),
+          el("div", { className: "row" }, box("words", "Search in prompts and answers", { type: "search", placeholder: "words, or \"a phrase\"" }), fieldRow)),
+        count, list, more);
       if (plaudit.carried) into.querySelectorAll("input, select").forEach((control) => { control.disabled = true; });
       await look(list, count, more);
     },

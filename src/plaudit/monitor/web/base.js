@@ -64,6 +64,45 @@ const plaudit = { views: {}, state: {}, turn: 0 };
     if (!plaudit.carried) history.replaceState(null, "", "#" + new URLSearchParams(plaudit.state));
   };
 
+  // Runs that are compared have places, which give them their colours: with=A,,C. The open run is one of them.
+  const unescaped = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+  const places = () => {
+    const found = (plaudit.state.with ?? "").split(",").map(unescaped);
+    const { run } = plaudit.state;
+    return found.includes(run) ? found : found.some(Boolean) ? [run, ...found.filter(Boolean)] : [run];
+  };
+  const place = (run, found) => {
+    while (found.length && !found[found.length - 1]) found.pop();
+    plaudit.go({ run, with: found.filter(Boolean).length > 1 ? found.map(encodeURIComponent).join(",") : "" });
+  };
+  plaudit.known = () => true; // main.js knows which runs there are
+  plaudit.shown = () => [plaudit.state.run, ...places().filter((name) => name && name !== plaudit.state.run && plaudit.known(name))];
+  // A run that is opened takes the place of the one it follows, unless it has one.
+  plaudit.open = (name) => {
+    const found = places();
+    if (!found.includes(name)) found[found.indexOf(plaudit.state.run)] = name;
+    place(name, found);
+  };
+  plaudit.compare = (name, wanted) => {
+    const found = places();
+    if (!wanted) found[found.indexOf(name)] = "";
+    else if (!found.includes(name)) found[found.includes("") ? found.indexOf("") : found.length] = name;
+    place(plaudit.state.run, found);
+  };
+  plaudit.alone = () => place(plaudit.state.run, [plaudit.state.run]);
+
+  // Eight colours that the colour-blind tell apart, then one hue after the other, each once.
+  plaudit.colour = (number, resolve = false) => {
+    if (number < 8) return resolve ? plaudit.cssColor(`--c${number}`) : `var(--c${number})`;
+    return `hsl(${Math.round(number * 137.5) % 360} 60% ${resolve ? plaudit.cssColor("--lightness") : "var(--lightness)"})`;
+  };
+  plaudit.placed = (name) => Math.max(0, places().indexOf(name));
+  plaudit.swatch = (name) => {
+    const made = plaudit.el("i", { className: "swatch" });
+    made.style.background = plaudit.colour(plaudit.placed(name));
+    return made;
+  };
+
   const problem = document.getElementById("problem");
   plaudit.tell = (text) => {
     problem.hidden = !text;

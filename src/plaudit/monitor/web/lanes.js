@@ -7,6 +7,15 @@
   let last = [];
   let range = null;
 
+  // Round times within a stretch, at most `most`: every 1, 2 or 5 times a power of ten; above that whole minutes and hours.
+  plaudit.ticks = (from, to, most) => {
+    const small = Array.from({ length: 15 }, (_, place) => [1, 2, 5][place % 3] * 10 ** (Math.floor(place / 3) - 3)).filter((one) => one < 60);
+    const large = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 4320000];
+    const every = [...small, ...large].find((one) => (to - from) / one < most) ?? to - from;
+    const first = Math.ceil(from / every - 1e-9);
+    return Array.from({ length: Math.floor(to / every + 1e-9) - first + 1 }, (_, index) => Number(((first + index) * every).toFixed(3)));
+  };
+
   const draw = (canvas, workers, phases, tip) => {
     const width = canvas.clientWidth;
     const left = Math.min(150, width / 3);
@@ -35,12 +44,15 @@
     workers.forEach((worker, lane) => context.fillText(plaudit.visible(worker).slice(0, 24), 4, lane * HEIGHT + HEIGHT / 2, left - 8));
     context.fillStyle = cssColor("--quiet");
     const zero = Math.min(...last.map((one) => one.begin));
-    const ticks = Math.max(2, Math.floor((width - left) / 110));
-    for (let tick = 0; tick <= ticks; tick += 1) {
-      context.textAlign = tick === ticks ? "right" : tick ? "center" : "left";
-      const time = from + ((to - from) * tick) / ticks;
-      context.fillText(to - from < 20 ? `${number(time - zero, 5)} s` : duration(time - zero), x(time), workers.length * HEIGHT + 11);
+    for (const time of plaudit.ticks(from - zero, to - zero, Math.max(2, Math.floor((width - left) / 90)))) {
+      const place = x(zero + time);
+      const text = time % 1 || to - from < 60 ? `${number(time, 9)} s` : duration(time);
+      const half = context.measureText(text).width / 2;
+      context.fillRect(place, workers.length * HEIGHT, 1, 4);
+      context.textAlign = "center";
+      context.fillText(text, Math.min(width - half, place), workers.length * HEIGHT + 12);
     }
+    context.textAlign = "left";
     canvas.onmousemove = (event) => {
       const time = from + ((event.offsetX - left) / (width - left)) * (to - from);
       const worker = workers[Math.floor(event.offsetY / HEIGHT)];

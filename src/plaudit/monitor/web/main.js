@@ -15,29 +15,45 @@
     return seconds < 60 ? "now" : seconds < 3600 ? `${Math.floor(seconds / 60)} min ago` : seconds < 86400 ? `${Math.floor(seconds / 3600)} h ago` : new Date(time * 1000).toISOString().slice(0, 10);
   };
   const chosen = () => runs.find((run) => run.name === plaudit.state.run);
+  plaudit.known = (name) => runs.some((run) => run.name === name);
+  plaudit.chosen = chosen;
   const progress = (run) => (run.steps ? `step ${run.step} of ${run.steps}` : "no step yet");
 
+  // Each run can be opened, and compared with the open one; what is compared has its colour here as everywhere.
   const listRuns = () => {
     const focused = document.activeElement?.dataset?.run;
+    const shown = plaudit.shown();
     list.replaceChildren(...runs.filter((run) => `${run.name} ${run.method}`.includes(find.value)).map((run) => el("li", {},
       el("button", { "aria-current": run.name === plaudit.state.run ? "true" : null, "data-run": run.name, onclick: () => {
-        plaudit.go({ run: run.name, step: "", prompt: "", with: plaudit.state.with === run.name ? "" : plaudit.state.with });
+        plaudit.open(run.name);
+        plaudit.go({ step: "", prompt: "" });
         if (matchMedia("(max-width: 760px)").matches) document.getElementById("runs").open = false;
         plaudit.render();
       } }, el("span", { className: "name" }, run.name), el("small", {}, el("span", { className: `state ${run.state}` }, run.state),
-        ` ${run.method}, ${progress(run)}, ${ago(run.changed)}`)))));
-    if (focused) [...list.querySelectorAll("button")].find((button) => button.dataset.run === focused)?.focus();
+        ` ${run.method}, ${progress(run)}, ${ago(run.changed)}`)),
+      shown.length > 1 && shown.includes(run.name) ? plaudit.swatch(run.name) : null, runs.length > 1 ? plaudit.picker(run.name) : null)));
+    if (focused) [...list.querySelectorAll("[data-run]")].find((one) => one.dataset.run === focused)?.focus();
   };
+
+  plaudit.picker = (name) => el("input", { type: "checkbox", checked: plaudit.shown().includes(name), disabled: name === plaudit.state.run,
+    "data-run": `compare ${name}`, "aria-label": plaudit.visible(`Compare ${name}`), title: "Compare", onchange: (event) => {
+      plaudit.compare(name, event.target.checked);
+      plaudit.render();
+    } });
 
   const title = () => {
     const run = chosen();
-    const others = runs.filter((one) => one.name !== run.name).map((one) => [one.name, one.name]);
+    const shown = plaudit.shown();
     document.title = `${run.name}: step ${run.step}`;
+    const chip = (name) => el("li", { className: "chip", onmouseenter: () => plaudit.highlight?.(name), onmouseleave: () => plaudit.highlight?.(null) },
+      plaudit.swatch(name), name, name === run.name ? null
+        : el("button", { "aria-label": plaudit.visible(`Compare no longer with ${name}`), onclick: () => { plaudit.compare(name, false); plaudit.render(); } }, "\u00d7"));
     document.getElementById("title").replaceChildren(
       el("div", { className: "row" }, el("div", {}, el("h2", {}, run.name),
         el("span", { className: "quiet" }, el("span", { className: `state ${run.state}` }, run.state), ` ${run.method}, ${progress(run)}`, run.last ? `: ${run.last}` : "")),
-      others.length ? plaudit.select("Beside", [["", "no other run"], ...others], plaudit.state.with ?? "", (value) => { plaudit.go({ with: value }); plaudit.render(); }) : "",
-      plaudit.carried ? "" : el("button", { onclick: () => exported().catch((error) => plaudit.tell(error.message)) }, "Export")));
+      plaudit.carried ? "" : el("button", { onclick: () => exported().catch((error) => plaudit.tell(error.message)) }, "Export")),
+      shown.length < 2 ? "" : el("ul", { className: "chips", "aria-label": "Runs that are compared" }, shown.map(chip),
+        el("li", {}, el("button", { onclick: () => { plaudit.alone(); plaudit.render(); } }, "Only this run"))));
   };
 
   const tabs = () => document.getElementById("tabs").replaceChildren(...Object.entries(plaudit.views).map(([name, one]) =>
@@ -77,7 +93,8 @@
       view.replaceChildren(el("p", {}, "There is no run in this folder yet. Start one, and it appears here."));
       return;
     }
-    const now = `${run.name} ${run.changed} ${run.state}`;
+    const followed = runs.filter((one) => plaudit.views[tab()].all || plaudit.shown().includes(one.name));
+    const now = followed.map((one) => `${one.name} ${one.changed} ${one.state}`).join();
     const first = !before;
     const changed = now !== before;
     before = now;

@@ -1,11 +1,11 @@
-// All answers to one prompt, step by step; of two runs side by side.
+// All answers to one prompt, step by step; of several runs side by side.
 "use strict";
 
 (() => {
   const { el, ask } = plaudit;
 
   const column = async (run, prompt) => {
-    const made = el("div", {}, el("h3", {}, run));
+    const made = el("div", {}, el("h3", {}, plaudit.shown().length > 1 ? plaudit.swatch(run) : null, run));
     let found = await ask("answers", { run, prompt, sort: "step", count: 60 });
     while (found && found.indexed < 1 && found.rows.length < 60) {
       plaudit.tell(`${Math.floor(100 * found.indexed)} % of the answers of ${run} are indexed so far.`);
@@ -30,7 +30,8 @@
     title: "One prompt",
     async show(into) {
       const mine = ++plaudit.turn;
-      const { run, with: other } = plaudit.state;
+      const names = plaudit.shown();
+      const [run] = names;
       const latest = await ask("steps", { run });
       const last = latest?.step[latest.step.length - 1];
       const near = last === undefined ? null : await ask("answers", { run, step: last, count: 200 });
@@ -42,14 +43,14 @@
       }
       if (!known.has(prompt)) known.set(prompt, prompt);
       const choices = [...known].map(([id, text]) => [id, `${text.replace(/\s+/g, " ").slice(0, 70)} (${id.slice(-30)})`]);
-      const columns = await Promise.all([run, other].filter(Boolean).map((name) => column(name, prompt)));
+      const columns = await Promise.all(names.map((name) => column(name, prompt)));
       if (mine !== plaudit.turn) return;
       const text = columns.map(([, row]) => row?.prompt).find(Boolean);
       into.replaceChildren(
         el("div", { className: "row" }, plaudit.select("Prompt", choices, prompt, (value) => { plaudit.go({ prompt: value }); this.show(into); })),
         el("div", { className: "prompt" }, el("div", { className: "quiet" }, prompt), el("div", { className: "text", tabIndex: 0 }, text ?? "")),
-        other ? "" : el("p", { className: "quiet" }, "Choose a second run above to see its answers beside these."),
-        el("div", { className: other ? "two" : "" }, columns.map(([made]) => made)));
+        names.length > 1 ? "" : el("p", { className: "quiet" }, "Compare with another run to see its answers beside these."),
+        el("div", names.length > 1 ? { className: "two", tabIndex: 0, role: "region", "aria-label": "Answers of each run" } : {}, columns.map(([made]) => made)));
     },
   };
 })();

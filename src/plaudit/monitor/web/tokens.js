@@ -11,6 +11,18 @@
     plain: ["nothing", () => null],
   };
 
+  const spread = (values) => (values ? Math.max(...values) - Math.min(...values) : 0);
+  // What varies among an answer's tokens comes first, what is the same for all of them last; what was not recorded is
+  // left out. A gap of log-probs below 0.0001 is rounding.
+  const ways = (answer) => {
+    const found = Object.entries(WAYS).map(([name, [title, read]]) => ({ name, title, values: read(answer) }))
+      .filter(({ name, values }) => name === "plain" || values?.length);
+    const varies = ({ name, values }) => spread(values) > (name === "gap" ? 1e-4 : 1e-9);
+    const [some, none] = [found.filter(varies), found.filter((one) => !varies(one) && one.name !== "plain")];
+    return { varying: some.map(({ name }) => name),
+      choices: [...some, ...found.filter(({ name }) => name === "plain"), ...none].map(({ name, title }) => [name, none.some((one) => one.name === name) ? `${title} (the same for all)` : title]) };
+  };
+
   // Blue for positive, orange for negative, white for 0; the text on it is dark in both schemes.
   const shade = (share) => {
     const [r, g, b] = share >= 0 ? [96, 165, 250] : [251, 146, 60];
@@ -76,10 +88,10 @@
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (step) { mark(place + step); event.preventDefault(); }
     });
-    const way = plaudit.state.colour ?? "gap";
-    const choose = plaudit.select("Colour by", Object.entries(WAYS).map(([name, [title]]) => [name, title]), way,
-      (value) => { plaudit.go({ colour: value }); colour(box, scale, answer, value); });
-    colour(box, scale, answer, WAYS[way] ? way : "gap");
+    const { varying, choices } = ways(answer);
+    const way = [plaudit.state.colour].find((name) => name === "plain" || varying.includes(name)) ?? varying[0] ?? "plain";
+    const choose = plaudit.select("Colour by", choices, way, (value) => { plaudit.go({ colour: value }); colour(box, scale, answer, value); });
+    colour(box, scale, answer, way);
     dialog.replaceChildren(
       el("div", { className: "head" },
         el("h2", { id: "answer-title" }, `Step ${answer.step}, group ${answer.group}, sample ${answer.sample} (${answer.kind})`),
