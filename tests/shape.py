@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1075,
-        "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (185)",
+        1090,
+        "paths, plugins, visible text, late imports, requests; settings; ends (60); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -70,8 +70,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2640,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
+        2655,
+        "a loop for every method; half is recovery; gangs (40), copies (145), late writes, lost, masked (90), stops",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (

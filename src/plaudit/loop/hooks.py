@@ -29,7 +29,7 @@ from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
-from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
+from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged, figures_of
 from plaudit.monitor.console import ProgressBar, Reporter, step_line
 from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.health import Health
@@ -37,6 +37,7 @@ from plaudit.monitor.trackers import Tracker
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
+from plaudit.support.ends import Stopped
 from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
@@ -123,7 +124,7 @@ class During:
 
     async def __call__(self, moment: Moment) -> Stats | None:
         with self.doing("learner", self.phase):
-            return await self.hook(moment)
+            return await figures_of(self.hook, moment)
 
 
 class Evaluate:
@@ -218,7 +219,7 @@ class SaveCheckpoint:
             yield
         except GOES_BACK:
             raise
-        except Exception as error:
+        except (Exception, Stopped) as error:
             await self._last(error)
             raise
         else:
@@ -228,7 +229,7 @@ class SaveCheckpoint:
                 await self._committed()
             await self.source.close()
 
-    async def _last(self, error: Exception) -> None:
+    async def _last(self, error: BaseException) -> None:
         """Commit the last finished step unless it is committed already or weights have changed since. Add a note to the
         error that names the newest checkpoint."""
         if isinstance(error, UnwritableError):  # its message says so itself

@@ -17,7 +17,7 @@ from plaudit.crew.opening import Crews
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Hook, checked
 from plaudit.loop.recorded import RecordedRun
-from plaudit.loop.stopping import stop_signals, stopped_at_once
+from plaudit.loop.stopping import stop_signals, stopped_at_once, stops_for_caller
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
@@ -48,9 +48,9 @@ def run(
     reporter: Reporter | None = None,
     hooks: Iterable[Hook] = (),
 ) -> Run:
-    """Train a run and return access to its results. Raises SettingsError before anything starts, and Stopped after
-    SIGTERM or Ctrl-C. Afterwards the process keeps the run's number of torch threads, its seed, and its handling of
-    memory (`runtime/memory.py`).
+    """Train a run and return access to its results. Raises SettingsError before anything starts. Ctrl-C ends the run,
+    saved, with a KeyboardInterrupt, and SIGTERM with a SystemExit of its status. Afterwards the process keeps the run's
+    number of torch threads, its seed, and its handling of memory (`runtime/memory.py`).
 
     - `settings`: those of `load_settings`, or a recipe as a mapping or file.
     - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
@@ -109,7 +109,7 @@ def _run(
     kept = "logs and samples" if settings.samples else "logs"
     reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.place}")
     reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
-    with reporter.last_words(), last_page(folder / records.PAGE):
+    with stops_for_caller(), reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:
