@@ -45,12 +45,12 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4645,
+        4650,
         "every form in which people keep rows, in pieces (85), why one is refused, previews; what a chat shows (275)",
     ),
     "rewards": (
-        2750,
-        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
+        2935,
+        "rules, functions, judges, HTTP, sandbox, protocol; functions' processes; mathematics (300); batches (185)",
     ),
     "models": (
         3645,
@@ -83,8 +83,8 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2290,
-        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
+        2465,
+        "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (
         2150,

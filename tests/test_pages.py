@@ -116,7 +116,7 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     theirs = {"trl.yaml": "sft.yaml", "async_rlhf.yaml": "rloo.yaml", "reward.conf": "reward.conf"}
     for name, file in (theirs | {"ds_config.json": "zero3.json"}).items():
         (tmp_path / name).symlink_to(foreign / file)
-    (tmp_path / "ours.py").write_text("def of_trl(completion): return 1.0")
+    (tmp_path / "ours.py").write_text("def accuracy_reward(completions, solution, **kwargs): return [1.0]")
     for name in ("grpo", "sft", "reward", "first"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "runs/first/settings.yaml").write_text((ROOT / "configs/grpo.yaml").read_text(encoding="utf-8"))

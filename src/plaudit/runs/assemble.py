@@ -50,9 +50,10 @@ from plaudit.monitor.health import Health
 from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.monitor.trackers import opened_trackers
 from plaudit.rewards.base import Reward, TimedReward
+from plaudit.rewards.batched import LOOKED_AT
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward
-from plaudit.rewards.rules import function_reward
+from plaudit.rewards.rules import FunctionReward, function_reward
 from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runs import records
@@ -63,6 +64,7 @@ from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.runtime.settings import MIRRORS
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.ends import Stopped
+from plaudit.support.fields import refuse
 from plaudit.types import Group, Role, Stats
 
 
@@ -94,6 +96,7 @@ class Job:
         self.objective: Objective = settings.objective
         self.intake = Intake(settings, self.objective, reporter.say)
         self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
+        self.check_functions()
         self.total_steps = self.intake.steps
         """Steps of the run; a replay ends earlier if its record does."""
         passes = settings.learn.micro_tokens, settings.learn.score_tokens
@@ -109,6 +112,12 @@ class Job:
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
         if resume is not None and other_rows(folder, self.data.report.json()):
             reporter.say("warning: the data has changed since this run read it: from here, rows have another order")
+
+    def check_functions(self) -> None:
+        """Raise SettingsError for a reward function that asks for a column that the rows lack."""
+        functions = [one for one in self.functions if isinstance(one, FunctionReward) and one.batch is not None]
+        prompts = self.data.items[:LOOKED_AT] if functions else ()
+        refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
     def plan(self) -> Plan:
         """What training ranks need to know besides the settings."""

@@ -23,7 +23,7 @@ from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
-from plaudit.runs.given import Given, GivenReward, Recipe
+from plaudit.runs.given import Given, GivenReward, Recipe, is_quiet
 from plaudit.runs.page import last_page
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
@@ -55,15 +55,20 @@ def run(
     - `settings`: those of `load_settings`, or a recipe as a mapping or file.
     - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
       run's checkpoint is the trained model.
-    - `data`, `validation`: lists of dicts, a `datasets.Dataset`, or a source's name.
-    - `rewards`: functions of a completion (docs/rewards.md), or pairs (function, weight), in addition to the rewards of
-      the settings. They run in this process.
-    - `hooks` are called after every step; the figures that they return are recorded with it.
+    - `data`, `validation`: dicts of columns, in a list, a generator or any other iterable, a `pandas.DataFrame`, a
+      `datasets.Dataset` or `IterableDataset`, or a source's name. `data` may also be a dict or a `DatasetDict` of the
+      splits train and validation. An iterable is read once, to its end, before the run starts.
+    - `rewards`: functions of a completion or, as TRL calls them, of a batch (docs/rewards.md), which run in this
+      process; names of rules such as "gsm8k"; dicts such as {"kind": "judge", "path": FOLDER}; or pairs of one of these
+      and its weight. They are added to the rewards of the settings.
+    - `hooks` are called, and awaited if they are async, after every step. The figures that they return are recorded
+      with it.
 
     Objects are stored in OUTPUT/.given. `resume` continues with the same objects and refuses others.
     """
-    with Given(model, tokenizer, data, validation, rewards).placed(settings) as placed:
-        return _begun(placed, reporter, checked(hooks))
+    hooks, say = checked(hooks), (reporter or Reporter(quiet=is_quiet(settings))).say
+    with Given(model, tokenizer, data, validation, rewards).placed(settings, say) as placed:
+        return _begun(placed, reporter, hooks)
 
 
 def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook]) -> Run:
