@@ -40,8 +40,8 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
-        2835,
-        "records, rules of health, plots, the page; steps in a notebook (65), plans (45); folders of others (140)",
+        2970,
+        "records, health, plots, the page; in a notebook (65), plans (45); others' folders (140); advice (135)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
@@ -70,8 +70,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2655,
-        "a loop for every method; half is recovery; gangs (40), copies (145), late writes, lost, masked (90), stops",
+        2690,
+        "a loop for every method; half is recovery; gangs, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
@@ -83,7 +83,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2465,
+        2475,
         "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (

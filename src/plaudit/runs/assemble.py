@@ -27,7 +27,6 @@ from plaudit.loop.hooks import (
     RecordEvents,
     RecordMetrics,
     SaveCheckpoint,
-    Speak,
     Track,
     restore,
     restored,
@@ -42,6 +41,7 @@ from plaudit.loop.redraw import LastingRollouter, LastingSource
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples, recording
+from plaudit.loop.speak import Speak
 from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import ProgressBar, Reporter
@@ -64,7 +64,7 @@ from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.runtime.settings import MIRRORS
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.ends import Stopped
-from plaudit.support.fields import refuse
+from plaudit.support.fields import leaves, refuse
 from plaudit.types import Group, Role, Stats
 
 
@@ -301,16 +301,24 @@ class Job:
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = self.health(progress)
-        hooks.append(Speak(self.reporter, bar, health, alarms, track, every=settings.train.log_every))
+        earlier = read_jsonl(alarms.path) if alarms.path.exists() else ()
+        hooks.append(Speak(self.reporter, bar, health, alarms, track, every=settings.train.log_every, earlier=earlier))
         return hooks
 
     def health(self, progress: Progress) -> Health:
         """Health rules for the run's figures, with the figures of its earlier steps."""
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
-        left_out = {"sampler"} if self.settings.rollout.reshaped else ()
-        seconds = planned(self.settings, self.folder)
-        health = Health(left_out, truths=["reward/gold", *held_out], planned=seconds)
+        left_out = [*self.settings.log.dismiss, *(["sampler"] if self.settings.rollout.reshaped else ())]
+        pairs = zip(self.settings.rewards, self.functions, strict=True)
+        names = {(function.name if function else one.name or one.kind): one for one, function in pairs}
+        health = Health(
+            left_out,
+            truths=["reward/gold", *held_out],
+            planned=planned(self.settings, self.folder),
+            rewards={name: one.kind for name, one in names.items() if one.weight},
+            settings={leaf.key: leaf.value for leaf in leaves(self.settings)},
+        )
         if progress.step:
             health.resume(read_jsonl(self.folder / records.METRICS))
         return health

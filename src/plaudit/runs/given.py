@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from plaudit.models.load import load_tokenizer
 from plaudit.rewards.rules import RULES
@@ -193,7 +193,7 @@ def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]
     found: list[RewardSettings] = []
     for entry in rewards:
         weighted = isinstance(entry, tuple) and len(entry) == 2
-        reward, weight = entry if weighted else (entry, None)
+        reward, weight = cast(tuple[Any, Any], entry) if weighted else (entry, None)
         if weighted and (isinstance(weight, bool) or not isinstance(weight, int | float)):
             raise SettingsError(f"rewards has the weight {weight!r} for {_named(reward)}: give a number")
         settings = _reward(reward, rules)
