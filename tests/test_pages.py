@@ -119,7 +119,7 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
         (tmp_path / name).symlink_to(foreign / file)
     for name in ("sft", "reward", "grpo", "dpo"):  # of the quick start, whose own test writes them by `init`
         (tmp_path / f"{name}.yaml").symlink_to(ROOT / "configs" / f"{name}.yaml")
-    (tmp_path / "ours.py").write_text("def of_trl(completion): return 1.0")
+    (tmp_path / "ours.py").write_text("def accuracy_reward(completions, solution, **kwargs): return [1.0]")
     for name in ("grpo", "sft", "reward", "first"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "runs/first/settings.yaml").write_text((ROOT / "configs/grpo.yaml").read_text(encoding="utf-8"))

@@ -6,11 +6,16 @@ from typing import Any
 
 
 def format_reward(
-    prompts: list[str], completions: list[str], answer: list[str | None], level: list[int] | None = None, **more: Any
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str] | None = None,
+    level: list[int] | None = None,
+    **more: Any,
 ) -> list[float]:
     """As of TRL: an entry a completion in each column, and a number for each. That of the longest answer is highest."""
-    columns = zip(prompts, completions, answer, level or [1] * len(completions), strict=True)
-    return [float(times * len(text) * ((right or "") in text)) for _, text, right, times in columns]
+    count = len(completions)
+    columns = zip(prompts, completions, answer or [""] * count, level or [1] * count, strict=True)
+    return [float(times * len(text) * (right in text)) for _, text, right, times in columns]
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:

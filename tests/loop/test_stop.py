@@ -14,7 +14,9 @@ import yaml
 from test_resume import assert_same_run, timeless
 
 from plaudit import Run, load_settings, run
+from plaudit.loop.progress import Moment
 from plaudit.loop.stopping import stop_signals
+from plaudit.support.ends import Stopped
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +96,49 @@ def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
     told = f"stopped by {name} before its workers were ready; resume=latest continues from there\n"
     assert (ended.returncode, ended.stderr) == (128 + getattr(signal, name), told)
     assert (tmp_path / "run/log.txt").read_text().endswith(f"the run ended: {told}")
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_sweep_that_catches_exceptions_does_not_swallow_a_stop(
+    number: signal.Signals, kind: type[BaseException], make_recipe: Any, tmp_path: Path
+) -> None:
+    """The hooks are no coroutines, which is taken."""
+    swallowed = []
+
+    def sweep() -> None:
+        for name in ("first", "second"):
+            try:
+                run(load_settings(make_recipe("sft", tmp_path, name=name)), hooks=[stop, doubled])
+            except Exception as error:  # noqa: BLE001 - as sweeps do
+                swallowed.append(error)
+
+    def stop(moment: Moment) -> None:
+        if moment.progress.step == 2:
+            os.kill(os.getpid(), number)
+
+    def doubled(moment: Moment) -> dict[str, float]:
+        return {"doubled": 2.0 * moment.progress.step}
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background
+    try:
+        with pytest.raises(kind) as ended:
+            sweep()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (swallowed, isinstance(ended.value, Stopped)) == ([], True)
+    assert str(ended.value) == f"stopped by {number.name} after step 2; resume=latest continues from there"
+    assert ended.value.code == 128 + number
+    stopped = Run(tmp_path / "first")
+    assert [record["doubled"] for record in stopped.metrics] == [2.0, 4.0]
+    assert stopped.checkpoint().name.endswith("globalstep2")
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_hook_that_cannot_take_a_moment_is_refused_before_the_first_step(make_recipe: Any, tmp_path: Path) -> None:
+    for hook, told in ((lambda: None, "one argument"), (3, "not a hook")):
+        with pytest.raises(TypeError, match=told):
+            run(load_settings(make_recipe("sft", tmp_path)), hooks=[hook])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_second_signal_acts_as_ever() -> None:

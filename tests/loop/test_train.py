@@ -25,6 +25,7 @@ from plaudit.loop import hooks
 from plaudit.loop.outage import RewardFailureError
 from plaudit.loop.progress import Moment
 from plaudit.loop.train import Ending, NonFiniteError, _over_updates, update
+from plaudit.monitor.health import Ledger
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.types import Row, Stats
 
@@ -88,17 +89,28 @@ def test_a_step_that_gives_up_replacing_groups_leaves_nothing_of_older_weights_t
     assert [m["tokens"] for m in done.metrics] == [0, 0, 0, 0]
 
 
-def test_a_run_that_learns_nothing_says_so(make_recipe: Any, tmp_path: Path) -> None:
-    made = {"algorithm": {"samples": 2, "dynamic_sampling": True}, "rewards": function("always_equal")}
-    done = run(settings_of(make_recipe, "grpo", tmp_path, train={"steps": 5}, **made))
-    assert "health: Step 5: nothing was learned in 100% of the latest steps" in (done.folder / "log.txt").read_text()
-    alarms = read_jsonl(done.folder / "health.jsonl")
-    (alarm,) = [alarm for alarm in alarms if alarm["sign"] == "empty"]
-    assert (alarm["step"], alarm["sign"], alarm["numbers"]["now"]) == (5, "empty", 1.0)
-    assert alarm["why"].startswith("All answers") and alarm["advice"].startswith("Read some samples")
+def test_a_run_that_learns_nothing_says_so_once(make_recipe: Any, tmp_path: Path) -> None:
+    made: dict[str, Any] = {"algorithm": {"samples": 2, "dynamic_sampling": True}, "rewards": function("always_equal")}
+    made |= {"log": {"quiet": True, "dismiss": ["unfinished"]}}
+    done = run(settings_of(make_recipe, "grpo", tmp_path, train={"steps": 6}, **made))
+    log = done.folder / "log.txt"
+    words = "nothing was learned in 100% of the latest steps."
+    said = [line.partition("health: ")[2] for line in log.read_text().splitlines() if words in line]
+    assert said[0].startswith(f"Step 5: {words} All answers")
+    assert f"health: steps 5 to 6: {words}\n" in log.read_text()
+    entries = Ledger(read_jsonl(done.folder / "health.jsonl")).entries
+    assert set(entries) == {"empty"}
+    entry = entries["empty"]
+    assert (entry["step"], entry["last"], entry["count"]) == (5, 6, 2)
+    assert entry["numbers"]["now"] == 1.0
+    assert entry["why"].startswith("All answers") and entry["advice"].startswith("Read some samples")
+    assert "raise algorithm.samples (now 2)" in entry["advice"] and "dynamic_sampling" not in entry["advice"]
     again = settings_of(make_recipe, "grpo", tmp_path, train={"steps": 8}, resume="latest", **made)
     assert len(run(again).metrics) == 8
-    assert read_jsonl(done.folder / "health.jsonl") == alarms  # a resumed run remembers
+    entry = Ledger(read_jsonl(done.folder / "health.jsonl")).entries["empty"]
+    assert (entry["step"], entry["last"], entry["count"]) == (5, 8, 4)
+    assert log.read_text().count("health: Step ") == 1  # a resumed run remembers
+    assert f"health: steps 5 to 8: {words}\n" in log.read_text()
 
 
 def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: Any, tmp_path: Path) -> None:

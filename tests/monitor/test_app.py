@@ -15,7 +15,7 @@ from rich.table import Table
 from starlette.testclient import TestClient
 
 from plaudit.monitor.answers import Answers
-from plaudit.monitor.app import application
+from plaudit.monitor.app import RunsReader, application
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.folders import Followed, columns, summary
 
@@ -128,10 +128,20 @@ def test_figures_settings_and_events_are_those_of_the_files(client: TestClient, 
     assert metrics["step"] == list(range(1, 21))
     assert [value for value in metrics["validation/reward/mean"] if value is not None] == [0.5, 1.0]
     assert asked(client, "settings", run="one")["optimizer.learning_rate"] == 3e-4
-    assert [alarm["step"] for alarm in asked(client, "health", run="one")] == [10]
+    (alarm,) = asked(client, "health", run="one")
+    assert (alarm["sign"], alarm["step"], alarm["last"], alarm["count"]) == ("entropy", 10, 10, 1)
     assert {event["worker"] for event in asked(client, "events", run="one")} == {
         *("learner", "rewards", "rollout worker 1", "rollout worker 2"),
     }
+
+
+def test_a_sign_is_one_entry_that_grows(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", steps=20)
+    reader = RunsReader(tmp_path)
+    (before,) = reader.health({"run": "one"})
+    with (tmp_path / "one" / "health.jsonl").open("a") as file:
+        file.write('{"step": 12, "sign": "entropy", "severity": 1.5}\n')
+    assert reader.health({"run": "one"}) == [before | {"last": 12, "count": 2, "severity": 1.5}]
 
 
 def test_answers_of_a_step_are_in_the_order_of_the_file(client: TestClient, folder: Path) -> None:

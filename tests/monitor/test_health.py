@@ -7,8 +7,13 @@ import re
 
 import pytest
 
-from plaudit.monitor.health import AWAY, Health
+from plaudit.algorithms import ALGORITHMS
+from plaudit.monitor.advice import advised
+from plaudit.monitor.health import AWAY, Health, Ledger
 from plaudit.monitor.rules import RULES, Series
+from plaudit.monitor.settings import SIGNS, LogSettings
+from plaudit.settings.recipes import defaults
+from plaudit.support.fields import leaves
 
 
 def warnings(series, *, steps):
@@ -49,7 +54,7 @@ SICK = {
         r"entropy has fallen to 0\.\d+ nats per token, from 1\.7",
     ),
     "kl": ({"kl/reference": lambda s: 0.8 * s}, r"KL to the reference is [67]\d(\.\d)? nats per answer, 2 per token"),
-    "judge idle": (
+    "idle reward": (
         {"reward/mean": lambda s: 0.1 * math.sin(s), "kl/reference": lambda s: min(20.0, 0.5 * s)},
         r"KL to the reference rises \(1\.5 to 1\d.* while the reward does not",
     ),
@@ -305,6 +310,104 @@ def test_a_sign_that_says_nothing_of_a_run_is_left_out():
 def test_a_record_without_a_step_and_with_nothing_known_is_fine():
     assert Health().alarms({}) == []
     assert Health().alarms({"something/else": 3.0}) == []
+
+
+LINES = [
+    {"step": 20, "sign": "clipping", "severity": 1.2, "saw": "40% of the tokens are clipped.", "numbers": {"now": 0.4}},
+    {"step": 25, "sign": "clipping", "severity": 1.1},
+    {"step": 30, "sign": "entropy", "severity": 1.0, "saw": "entropy has fallen."},
+    {
+        "step": 54,
+        "sign": "clipping",
+        "severity": 2.5,
+        "saw": "83% of the tokens are clipped.",
+        "numbers": {"now": 0.83},
+    },
+]
+
+
+def test_a_sign_is_one_entry_with_its_steps():
+    ledger = Ledger()
+    assert [ledger.add(line) for line in LINES] == [True, False, True, False]  # numbers make no new words
+    clipping, entropy = ledger.entries.values()
+    assert clipping == LINES[3] | {"step": 20, "last": 54, "count": 3}
+    assert entropy == LINES[2] | {"last": 30, "count": 1}
+    assert ledger.spans(60) == [
+        "steps 20 to 54 (3 of 35): 83% of the tokens are clipped.",
+        "step 30: entropy has fallen.",
+    ]
+    assert ledger.spans(30) == ["steps 20 to 54 (3 of 35): 83% of the tokens are clipped."]  # just told
+    assert not Ledger(LINES).add(LINES[2] | {"step": 99})  # nor after a resume
+    assert ledger.add({"step": 61, "sign": "clipping", "saw": "no token is clipped any more."})
+
+
+def test_signs_that_last_are_present_and_dismissed_ones_are_not():
+    health = Health(["entropy", "not finite"])
+    figures = {"clip_fraction": 0.4, "entropy": 1.0, "reward/mean": 0.0}
+    found = [health.alarms(figures | {"entropy": 1.0 if step < 10 else 0.0}) for step in range(30)]
+    assert [alarm.sign for alarms in found for alarm in alarms] == ["clipping"]
+    assert health.present == {"clipping": pytest.approx(0.4 / 0.3)}
+    assert health.alarms({"loss/policy": math.nan}) == []
+    health.alarms({"clip_fraction": 0.0})
+    assert [health.alarms({"clip_fraction": 0.0}) for _ in range(4)][-1] == [] and health.present == {}
+
+
+REWARDS = [
+    ({"short": "given:short:1"}, "the reward short"),
+    ({"gsm8k": "gsm8k", "short": "function"}, "the rewards gsm8k and short"),
+    ({"judge": "judge"}, "the judge"),
+    ({}, "the reward"),
+]
+
+
+@pytest.mark.parametrize(("rewards", "words"), REWARDS)
+def test_a_sentence_names_the_rewards_that_there_are(rewards, words):
+    hacking = {"reward/mean": lambda s: 0.1 * s + 0.01 * (s % 2), "reward/gold": lambda s: -0.1 * s + 0.01 * (s % 2)}
+    health = Health(rewards=rewards, settings={"algorithm.kl_in_loss": 0.04})
+    (alarm,) = [one for s in range(1, 21) for one in health.alarms({name: f(s) for name, f in hacking.items()})]
+    assert alarm.why == f"The policy usually exploits mistakes of {words}."
+    assert alarm.advice.endswith(f"read what {words} gives much for.")
+    assert ("train the judge" in alarm.advice) == (not rewards or "judge" in rewards.values())
+    assert "raise algorithm.kl_in_loss (now 0.04)" in alarm.advice
+
+
+@pytest.mark.parametrize(
+    ("item", "settings", "told"),
+    [
+        ("raise a.kl | a.loss", {"a.kl": 0.0, "a.loss": 0.04}, "Raise a.loss (now 0.04)."),
+        ("raise a.kl | a.loss", {"a.loss": 0.0}, "Set a.loss."),
+        ("raise a.kl | a.loss", {"b.kl": 1}, ""),
+        ("raise a.kl | a.loss", None, "Raise a.kl or a.loss."),
+        ("lower a.lag", {"a.lag": 0}, ""),
+        ("lower a.epochs", {"a.epochs": 1}, ""),
+        ("lower a.rate, at once", {"a.rate": 0.5}, "Lower a.rate (now 0.5), at once."),
+        ("widen a.clip", {"a.clip": (0.2, 0.3)}, "Widen a.clip (now [0.2, 0.3])."),
+        ("set a.on=true", {"a.on": True}, ""),
+        ("set a.on=true", {"a.on": False}, "Set a.on=true."),
+        ("set a.path", {"a.path": "runs/judge"}, ""),
+        ("centre: set a.shift", {"a.shift": 0.0}, "Centre: set a.shift."),
+        ("change a.end=score to penalty", {"a.end": "score"}, "Change a.end=score to penalty."),
+        ("change a.end=score to penalty", {"a.end": -0.5}, ""),
+    ],
+)
+def test_advice_names_the_present_value_and_nothing_that_is_set(item, settings, told):
+    assert advised([item], settings, {}) == told
+
+
+def test_advice_names_settings_that_there_are():
+    known = {leaf.key for method in ALGORITHMS for leaf in leaves(defaults(method))}
+    named = {key for rule in RULES for item in rule.advice for key in re.findall(r"\b[a-z]+\.[a-z_]+\b", str(item))}
+    assert len(named) > 15
+    assert named - known == {"samples.jsonl"}
+
+
+def test_an_unknown_sign_is_not_dismissed_in_silence():
+    assert SIGNS[:-3] == tuple(rule.name for rule in RULES)
+    told = list(LogSettings(dismiss=["clipping", "not finite", "cliping", "reward"]).contradictions())
+    assert told == [
+        "dismiss has no 'cliping'; did you mean clipping?",
+        "dismiss has no 'reward'; did you mean idle reward?",
+    ]
 
 
 def test_steps_that_take_longer_than_planned_name_the_part() -> None:

@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from plaudit.commands.cli import main
+from plaudit.monitor.health import Ledger
 from plaudit.plan import measure
 from plaudit.plan.measure import fitted
 from plaudit.plan.profile import Curve, read_profile
@@ -86,7 +87,7 @@ def test_profile_plan_run_and_warning(
     path.write_text(json.dumps(plan))
     called("ppo", str(tmp_path / "ppo.yaml"))
     warned = [json.loads(line) for line in (tmp_path / "run" / "health.jsonl").read_text().splitlines()]
-    (mine,) = [one for one in warned if one["sign"] == "misplanned"]
+    mine = Ledger(warned).entries["misplanned"]
     assert "more than profiled" in mine["saw"]
     assert mine["numbers"]["planned"] == 1e-4
 

@@ -105,8 +105,6 @@ def test_a_name_that_could_mean_either_text_is_refused(function: Callable[..., A
 @pytest.mark.parametrize(
     ("function", "whose"),
     [
-        (lambda completions, **kwargs: [0.0], "TRL"),
-        (lambda prompts, completions, answer, **kwargs: [0.0], "TRL"),
         (lambda queries, prompts, labels: [0.0], "OpenRLHF"),
         (lambda data_source, solution_str, ground_truth, extra_info=None: 0.0, "verl"),
         (lambda solution_str, ground_truth, method="strict": 0.0, "verl"),
@@ -116,6 +114,64 @@ def test_functions_of_other_systems_are_told_apart(function: Callable[..., Any],
     """By their place `completions` and `solution_str` would have been the prompt, `ground_truth` the completion."""
     with pytest.raises(ValueError, match=f"as {whose}|what {whose}"):
         FunctionReward(function)
+
+
+def test_a_batch_is_called_once_with_lists() -> None:
+    calls: list[Any] = []
+
+    def trl(
+        prompts: Any, completions: Any, completion_ids: Any, answer: Any, level: Any = None, absent: Any = 7
+    ) -> Any:
+        calls.append((completions, absent, level))
+        return [
+            len(text) + len(ids) + int(right)
+            for text, ids, right in zip(completions, completion_ids, answer, strict=True)
+        ]
+
+    plain = Prompt(id="f:1", text="2 + 2 =", tokens=(1, 2), answer="4", extra={"level": 3})
+    reward = FunctionReward(trl)
+    found = asyncio.run(reward.score(plain, [completion("a"), completion("abc")]))
+    assert [score.value for score in found] == [1 + 2 + 4, 3 + 2 + 4]
+    assert calls == [(["a", "abc"], 7, [3, 3])]
+    assert reward.reads_tokens
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_batch_has_none_for_what_it_is_not_meant_for_and_fails_as_one(thread: bool) -> None:
+    def some(completions: Any, **kwargs: Any) -> Any:
+        return [None if one == [{"role": "assistant", "content": ""}] else 1 for one in completions]
+
+    assert [(score.value, score.reason) for score in scores(some, "", "a", thread=thread)] == [
+        (None, "not applicable"),
+        (1.0, None),
+    ]
+    for wrong, told in (
+        (lambda completions: 1.0, "TypeError: function returned 1.0"),
+        (lambda completions: [1.0], "ValueError: function returned 1 numbers for 2"),
+        (lambda completions: [1.0, "x"], "TypeError: the reward is a str"),
+        (lambda completions: {}["x"], "KeyError: 'x'"),
+    ):
+        reasons = {str(score.reason) for score in scores(wrong, "a", "b", thread=thread)}
+        assert len(reasons) == 1 and reasons.pop().startswith(told)
+
+
+def test_what_is_logged_of_a_batch_becomes_parts() -> None:
+    def logs(completions: Any, log_extra: Any, log_metric: Any) -> Any:
+        log_extra("words", ["a", "b"])
+        log_extra("size", [1, 2])
+        log_metric("share", 0.5)
+        return [3, None]
+
+    one, two = scores(logs, "a", "b")
+    assert one == Score(value=3.0, parts={"size": 1.0, "share": 0.5})
+    assert (two.value, two.parts, two.reason) == (None, {"size": 2.0, "share": 0.5}, "not applicable")
+
+
+def test_a_decorator_that_hides_the_names_gets_all() -> None:
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        return [float(len(kwargs["completions"]) + len(kwargs["level"])) for _ in kwargs["completions"]]
+
+    assert values(hidden, "a", "b") == [4.0, 4.0]
 
 
 def test_what_a_function_may_return() -> None:

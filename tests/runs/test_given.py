@@ -7,15 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from plaudit import Run, load_settings, run
+from plaudit.monitor.sinks import read_jsonl
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
+from plaudit.runs import rows as rows_module
 from plaudit.runs.given import FOLDER
+from plaudit.runs.rows import stored_rows
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.tasks.demo import DemoFiles
 
@@ -80,6 +85,139 @@ def test_a_dataset_and_typed_settings_do_too(model: Any, tokenizer: Any, tmp_pat
     settings = load_settings(recipe(tmp_path / "set", model={"path": "m"}, data={"train": "owner/name"}))
     assert isinstance(settings, Settings)
     assert same(done, run(settings, model=model, tokenizer=tokenizer, data=Dataset.from_list(ROWS)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: (row for row in ROWS),
+        lambda: pd.DataFrame(ROWS, index=range(5, 17)),
+        lambda: IterableDataset.from_generator(lambda: iter(ROWS)),
+        lambda: Dataset.from_list(ROWS).with_format("numpy"),
+    ],
+    ids=["generator", "frame", "iterable dataset", "numpy dataset"],
+)
+def test_rows_in_any_form_are_the_same_file(rows: Any, tmp_path: Path) -> None:
+    expected = stored_rows(ROWS, "train", tmp_path, print)
+    assert stored_rows(rows(), "train", tmp_path, print) == expected
+    assert read_jsonl(Path(expected)) == ROWS
+
+
+def test_cells_of_a_frame_are_what_their_author_means(tmp_path: Path) -> None:
+    """An int column with a missing cell has floats in pandas, and a struct of Parquet has the keys of all rows."""
+    frame = pd.DataFrame(
+        {
+            "prompt": ["a", "b"],
+            "answer": [72, None],
+            "price": [0.5, None],
+            "nullable": pd.array([7, None], dtype="Int64"),
+            "many": [np.array([1, 2]), float("nan")],
+            "at": [pd.Timestamp("2020-01-02 03:04"), pd.NaT],
+            "struct": [{"k": None, "z": np.int64(3)}, None],
+            "kind": pd.Categorical(["u", None]),
+            "good": [True, False],
+        }
+    )
+    full = {"prompt": "a", "answer": 72, "price": 0.5, "nullable": 7, "many": [1, 2], "at": "2020-01-02T03:04:00"}
+    expected = [full | {"struct": {"z": 3}, "kind": "u", "good": True}, {"prompt": "b", "good": False}]
+    found = read_jsonl(Path(stored_rows(frame, "train", tmp_path, print)))
+    assert found == expected
+    assert [type(found[0][name]) for name in ("answer", "price")] == [int, float]
+    listed = [{"prompt": np.str_("a"), "n": np.int32(2), "gone": np.nan}]  # as DataFrame.to_dict("records") has them
+    assert read_jsonl(Path(stored_rows(listed, "train", tmp_path, print))) == [{"prompt": "a", "n": 2}]
+
+
+def test_rows_of_an_iterable_are_counted_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "TOLD", 5)
+    said: list[str] = []
+    stored_rows((row for row in ROWS), "train", tmp_path, said.append)
+    assert said == ["data (train): 5 rows read so far", "data (train): 10 rows read so far"]  # of 12
+    stored_rows(ROWS, "train", tmp_path, said.append)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("kind", [dict, DatasetDict])
+def test_splits_fill_data_and_validation(kind: Any, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    splits = {"train": ROWS, "validation": ROWS[:2]}
+    if kind is DatasetDict:
+        splits = DatasetDict({name: Dataset.from_list(rows) for name, rows in splits.items()})
+    done = run(recipe(tmp_path / "splits"), model=model, tokenizer=tokenizer, data=splits)
+    apart = run(recipe(tmp_path / "two"), model=model, tokenizer=tokenizer, data=ROWS, validation=ROWS[:2])
+    assert "validation/loss" in done.metrics[-1]
+    assert done.metrics[-1]["validation/loss"] == apart.metrics[-1]["validation/loss"]
+
+
+def test_rules_are_rewards_by_their_name(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    prompts = [{"prompt": "2 and 2", "answer": "4"}]
+    rewards = [("gsm8k", 0.5), {"kind": "matches", "options": {"pattern": "e"}, "weight": 2}, (length, 3)]
+    own = [{"kind": "exact_match", "weight": 0}]
+    whole = {"model": {"path": "m"}, "data": {"train": "owner/name"}, "rewards": own}
+    for number, given in enumerate(
+        (recipe(tmp_path, "grpo"), load_settings(recipe(tmp_path / "typed", "grpo", **whole)))
+    ):
+        done = run(given, model=model, tokenizer=tokenizer, data=prompts, rewards=rewards)
+        for record in done.samples:
+            parts = record["parts"]
+            assert set(parts) == {"gsm8k", "matches", "length", "exact_match"} - (
+                {"exact_match"} if number == 0 else set()
+            )
+            assert record["score"] == pytest.approx(0.5 * parts["gsm8k"] + 2 * parts["matches"] + 3 * parts["length"])
+
+
+def test_a_function_of_trl_gets_columns_of_any_name(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """`answer` is a number in the rows, and stays one; `level` is null in one row; `text` and `tokens` mean something
+    else to functions of one completion."""
+    rows = [{"prompt": "2 and 2", "ground_truth": "4", "answer": 4, "text": "t", "tokens": 7, "level": 1}]
+    rows += [{"prompt": "2 and 3", "ground_truth": "5", "answer": 5, "text": "u", "tokens": 8, "level": None}]
+
+    def trl(completions: Any, ground_truth: Any, level: Any, **kwargs: Any) -> list[float | None]:
+        found = zip(kwargs["prompts"], completions, kwargs["completion_ids"], ground_truth, strict=True)
+        assert all(isinstance(one, str) for asked, text, _, truth in found for one in (asked, text, truth))
+        kwargs["log_metric"]("share", 0.25)
+        kwargs["log_extra"]("first", ids := [ids[0] for ids in kwargs["completion_ids"]])
+        assert kwargs["answer"] == [int(truth) for truth in ground_truth]
+        return [
+            None if one is None else tokens + one for one, tokens, _ in zip(level, kwargs["tokens"], ids, strict=True)
+        ]
+
+    done = run(recipe(tmp_path, "grpo"), model=model, tokenizer=tokenizer, data=rows, rewards=[trl])
+    assert {record["prompt"] for record in done.samples} == {"2 and 2", "2 and 3"}
+    for record in done.samples:
+        assert record["score"] == (8.0 if record["prompt"] == "2 and 2" else None)  # 7 + 1
+        assert record["parts"]["trl/share"] == 0.25
+        assert record["parts"]["trl/first"] >= 0
+
+
+def test_a_function_of_trl_gets_messages_of_chats(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    async def trl(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+        (turn,) = prompts[0]
+        return [
+            len(turn["content"]) + len(one["content"]) / 1000 for (one,) in completions if one["role"] == "assistant"
+        ]
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    rows = [{"prompt": [{"role": "user", "content": "the plot is"}]}]
+    done = run(recipe(tmp_path, "grpo"), model=model, tokenizer=tokenizer, data=rows, rewards=[trl])
+    for record in done.samples:
+        assert record["score"] == pytest.approx(11 + len(record["completion"]) / 1000)  # "the plot is"
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda completions, solution: [0.0], "'solution'.* there are: answer, level"),
+        (lambda completions, trainer_state, **kwargs: [0.0], "only TRL's trainer has"),
+        (lambda completions, **kwargs: [kwargs["trainer_state"].global_step], "only TRL's trainer has"),
+    ],
+)
+def test_what_a_function_of_trl_cannot_get_is_told_before_the_first_step(
+    function: Any, told: str, model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "2 and 2", "answer": "4", "level": 1}]
+    with pytest.raises(SettingsError, match=told):
+        run(recipe(tmp_path, "grpo"), model=model, tokenizer=tokenizer, data=rows, rewards=[function])
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_functions_are_rewards_by_name_and_weight(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -150,17 +288,30 @@ def test_what_cannot_be_stored_is_refused_at_once(model: Any, tokenizer: Any, tm
         pass
 
     good: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "data": ROWS}
-    ray = {"runtime": "ray"}
+    ray, grpo = {"runtime": "ray"}, {"method": "grpo"}
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"model": torch.nn.Linear(2, 2)}, {}, "model is a Linear"),
         ({"tokenizer": None}, {}, "give tokenizer="),
         ({"tokenizer": 3}, {}, "tokenizer is a int"),
-        ({"data": DatasetDict(train=Dataset.from_list(ROWS))}, {}, "data .train. is splits train"),
-        ({"data": iter(ROWS)}, {}, "give a list of dicts"),
+        ({"data": DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS))}, {}, "splits.'test'."),
+        ({"data": {"validation": ROWS}}, {}, "splits validation: a run"),
+        ({"data": {"train": ROWS, "validation": ROWS}, "validation": ROWS}, {}, "leave one of them"),
+        ({"validation": {"train": ROWS, "test": ROWS}}, {}, "validation=splits.'test'."),
+        ({"data": {"prompt": ["a"], "completion": ["b"]}}, {}, "columns prompt, completion"),
+        ({"data": lambda: ROWS}, {}, "<lambda>.."),
+        ({"data": 3}, {}, "is a int: give"),
+        ({"data": (row for row in ())}, {}, "A generator has them once"),
+        ({"data": pd.DataFrame([["a", "b"]], columns=["prompt", "prompt"])}, {}, "two columns 'prompt'"),
         ({"data": ["a"]}, {}, "row 0 is a str"),
         ({"data": [{"prompt": "a", "completion": {1, 2}}]}, {}, "row 0 .*JSON"),
         ({"rewards": [3]}, {}, "rewards has 3"),
         ({"rewards": [length, length]}, {}, "'length' twice"),
+        ({"rewards": ["gsm8"]}, grpo, "mean gsm8k"),
+        ({"rewards": [{"knd": "gsm8k"}]}, grpo, "mean kind"),
+        ({"rewards": "gsm8k"}, grpo, r"rewards=\['gsm8k'\]"),
+        ({"rewards": length}, grpo, r"rewards=\[length\]"),
+        ({"rewards": [(length, "much")]}, grpo, "weight 'much' for length"),
+        ({"rewards": [torch.nn.Linear(2, 2)]}, grpo, "'kind': 'judge'"),
         ({"model": Own(model.config)}, ray, "Own .* which processes on Ray cannot load"),
     ]
     for changes, more, told in cases:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import click
 
-from plaudit.support.ends import Ended
+from plaudit.support.ends import Ended, Stopped
 from plaudit.support.paths import at_home, check_writable, error_number, unwritable
 from plaudit.support.visible import visible
 
@@ -48,15 +48,13 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         status, told = limit or (1, f"the run ended: {error}")
         _tell(told)
         raise SystemExit(error.status if isinstance(error, Ended) else status) from error
+    except Stopped as stopped:
+        _tell(str(stopped))
+        raise SystemExit(stopped.code) from stopped
     except KeyboardInterrupt as error:
         _tell("stopped by SIGINT")
         raise SystemExit(128 + signal.SIGINT) from error
     except Exception as error:
-        from plaudit.support.ends import Stopped
-
-        if isinstance(error, Stopped):
-            _tell(str(error))
-            raise SystemExit(error.code) from error
         limit, storage = _of_limits(error), _of_storage(error, target)
         if "--traceback" in sys.argv or not (limit or storage):
             raise

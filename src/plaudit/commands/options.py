@@ -87,7 +87,7 @@ def _as_setting(option: str, args: list[str], command: str) -> str:
         ours = next((leaf.key for leaf in leaves(defaults(command)) if leaf.key.rpartition(".")[2] == name), "")
     for _, told in unknown_keys({name: value}, tree_of(command)):
         near = re.search(r"did you mean ([\w.]+)\?", told)
-        ours = ours or (near[1] if near else "")
+        ours = ours or (near[1] if near and "." not in name else "")
     key, _, more = ours.partition(" ")
     written = key if "=" in key else f"{key.rstrip(',')}={value}"
     hint = f"{written}{f' ({ours})' if more else ''}" if ours else f"{name}={value}"

@@ -111,7 +111,7 @@ def sample(
         raise DataError(f"the row is {shown(row)}; it must be an object with columns.", where)
     fields = Fields(_renamed(row, columns or {}), where)
     try:
-        return _sample(fields, kind, dialect)
+        read, name = _sample(fields, kind, dialect)
     except DataError as error:
         lacking = [f"{ours}: {theirs}" for ours, theirs in (columns or {}).items() if not found(row, theirs)]
         if not lacking or error.where != where:
@@ -119,6 +119,9 @@ def sample(
         raise DataError(
             f"{error.reason} The row lacks what data.columns={{{', '.join(lacking)}}} names.", where
         ) from error
+    if kind == QUESTION and (theirs := (columns or {}).get("answer", "")) in row:  # as a reward function asks for it
+        read = replace(read, extra={theirs: row[theirs], **read.extra})
+    return read, name
 
 
 def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
@@ -134,6 +137,8 @@ def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
             f"the row has {images[0]}, which is not read: only text is trained on. Leave such rows out; if their text "
             "makes sense without it, leave the column out."
         )
+    if kind == QUESTION and not isinstance(fields.row.get("answer"), str):  # a number, which a reward may compare with
+        taken = taken - {"answer"}
     extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
     arguments: Mapping[str, Any] = {}
     if read.messages:

@@ -29,14 +29,13 @@ from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
-from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
-from plaudit.monitor.console import ProgressBar, Reporter, step_line
+from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged, figures_of
 from plaudit.monitor.events import Doing, Events
-from plaudit.monitor.health import Health
 from plaudit.monitor.trackers import Tracker
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
+from plaudit.support.ends import Stopped
 from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
@@ -123,7 +122,7 @@ class During:
 
     async def __call__(self, moment: Moment) -> Stats | None:
         with self.doing("learner", self.phase):
-            return await self.hook(moment)
+            return await figures_of(self.hook, moment)
 
 
 class Evaluate:
@@ -218,7 +217,7 @@ class SaveCheckpoint:
             yield
         except GOES_BACK:
             raise
-        except Exception as error:
+        except (Exception, Stopped) as error:
             await self._last(error)
             raise
         else:
@@ -228,7 +227,7 @@ class SaveCheckpoint:
                 await self._committed()
             await self.source.close()
 
-    async def _last(self, error: Exception) -> None:
+    async def _last(self, error: BaseException) -> None:
         """Commit the last finished step unless it is committed already or weights have changed since. Add a note to the
         error that names the newest checkpoint."""
         if isinstance(error, UnwritableError):  # its message says so itself
@@ -365,26 +364,3 @@ def group_text(group: Group) -> str:
     """A prompt and its answers with their rewards, for people to read."""
     answers = [f"reward {one.reward}: {one.completion.text}" for one in group.responses]
     return visible("\n\n".join([f"prompt: {group.prompt.text}", *answers]))
-
-
-class Speak:
-    """Print a step's line every `every` steps and after an evaluation. Print and record every health warning, and send
-    it to trackers."""
-
-    def __init__(self, reporter: Reporter, bar: ProgressBar, health: Health, alarms: Sink, track: Track, *, every: int):
-        self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every
-        self.track = track
-
-    async def __call__(self, moment: Moment) -> Stats:
-        self.bar.advance()
-        step = moment.progress.step
-        ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
-        if step % self.every == 0 or step == 1 or ends or evaluated:
-            self.reporter.step(step_line(moment.stats, self.bar))
-        alarms = list(self.health.alarms(moment.stats))
-        if alarms:
-            self.track.text(step, "health", "\n\n".join(alarm.text for alarm in alarms))
-        for alarm in alarms:
-            self.alarms.write({"step": step} | alarm.record)
-            self.reporter.say(f"health: Step {step}: {alarm.text}")
-        return {}

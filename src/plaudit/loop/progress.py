@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -111,8 +112,8 @@ class Moment:
 
 
 class Hook(Protocol):
-    async def __call__(self, moment: Moment) -> Stats | None:
-        """Look at a step; return further figures of it, if any."""
+    def __call__(self, moment: Moment) -> Awaitable[Stats | None] | Stats | None:
+        """Look at a step; return further figures of it, if any. An `async def` is awaited."""
         ...
 
 
@@ -125,4 +126,10 @@ def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
     for hook in hooks:
         if not callable(hook):
             raise TypeError(f"hooks: {hook!r:.80} is not a hook: give a callable that takes a Moment")
+        try:
+            inspect.signature(hook).bind(None)
+        except TypeError:
+            raise TypeError(f"hooks: {hook!r:.80} cannot be called with one argument, the step's Moment") from None
+        except ValueError:  # a callable without a signature
+            pass
     return hooks

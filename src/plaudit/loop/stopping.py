@@ -26,6 +26,15 @@ class _Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
+def stops_for_caller() -> Iterator[None]:
+    """Raise a Stopped from inside as a KeyboardInterrupt (after Ctrl-C) or SystemExit."""
+    try:
+        yield
+    except Stopped as stopped:
+        raise stopped.for_caller() from None
+
+
+@contextmanager
 def stopped_at_once() -> Iterator[None]:
     """While active, SIGTERM, SIGINT or SIGHUP raises Stopped immediately; nothing needs saving yet."""
 

@@ -25,7 +25,7 @@ from plaudit.loop.cast import Cast
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
-from plaudit.support.ends import Ended
+from plaudit.support.ends import Ended, Stopped
 from plaudit.support.plugins import name_of
 from plaudit.types import Stats
 
@@ -48,7 +48,7 @@ class Ending:
     """An exception that ends the run after the current step, because the step's weights had already moved."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.moved = False
         """True if weights have moved, by whole updates of all models: the present state can be saved."""
 
@@ -60,7 +60,7 @@ class Ending:
             yield
         except GOES_BACK:
             raise
-        except Exception as error:
+        except (Exception, Stopped) as error:
             if not self.moved:
                 raise
             self.error = self.error or error
@@ -131,7 +131,7 @@ async def train(
             stopping = not last and (failed or stop())  # and a signal during one still gets its checkpoint
             moment = replace(moment, stats=stats, last=last, stopping=stopping, failed=failed)
             with ending.kept():
-                stats = stats | await _figures(hook, moment)
+                stats = stats | await figures_of(hook, moment)
         with ending.kept():
             await source.done(delivery)
         if ending.error is not None:
@@ -168,12 +168,10 @@ async def check_weights(cast: Cast, step: int) -> None:
         )
 
 
-async def _figures(hook: Hook, moment: Moment) -> Stats:
+async def figures_of(hook: Hook, moment: Moment) -> Stats:
     """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
     told, name = hook(moment), name_of(hook)
-    if not isawaitable(told):
-        raise TypeError(f"the hook {name} must be async (`async def`): it returned {told!r:.80} at once")
-    return plain(await told or {}, f"the figures of the hook {name}")
+    return plain((await told if isawaitable(told) else told) or {}, f"the figures of the hook {name}")
 
 
 @contextmanager

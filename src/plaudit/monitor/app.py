@@ -24,6 +24,7 @@ from plaudit.monitor.answers import PAGE, Answers, Query
 from plaudit.monitor.door import STRANGER, Door
 from plaudit.monitor.export import SCRIPTS, STYLES, exported, shell
 from plaudit.monitor.folders import EVALUATED, Followed, columns, joined, runs_in, settings_of, summary
+from plaudit.monitor.health import Ledger
 from plaudit.monitor.sinks import as_json
 from plaudit.monitor.table import Best, table
 from plaudit.monitor.templates import WEB
@@ -73,7 +74,7 @@ class RunsReader:
         return columns(joined(self.records(run / "metrics.jsonl"), self.records(run / EVALUATED)))
 
     def health(self, given: Given) -> Any:
-        return self.records(self.run(given) / "health.jsonl")
+        return list(Ledger(self.records(self.run(given) / "health.jsonl")).entries.values())
 
     def events(self, given: Given) -> Any:
         return self.records(self.run(given) / "events.jsonl")[-EVENTS:]

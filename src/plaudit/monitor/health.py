@@ -3,17 +3,20 @@
     metrics of a step -> history (the first and the latest figures) -> every rule -> alarms
 
 A rule warns once when its severity reaches 1. It warns again only at twice that severity, or after the sign went away.
+`Ledger` makes one entry of all warnings of a sign, with its first and last step, and knows which words are new.
 Left out: stopping or changing a run, which is the user's decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from plaudit.monitor.advice import advised, named
 from plaudit.monitor.rules import BEGIN, MEMORY, RECENT, RULES, History, Series
 
 CALM, AWAY = 0.8, 20
@@ -22,6 +25,7 @@ WORSE = 2.0
 """A sign warns again when its severity is this many times that of its last warning."""
 SLOWER = 1.25
 """A step that takes this many times its planned seconds is slow."""
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 LOWERED = ("micro_tokens/min", "score_tokens/min")
 """Figures that exist only if memory ran out."""
 
@@ -48,6 +52,46 @@ class Alarm:
         return asdict(self)
 
 
+class Ledger:
+    """What health.jsonl says of each sign, as one entry.
+
+        {"step": 20, "last": 54, "count": 31, "sign": "clipping", "severity": 1.9, "saw": ..., "why": ..., ...}
+
+    `step` and `last` are the first and the last step at which the sign was there, `count` the number of these steps.
+    The words and numbers are those of its last warning, which was the worst one or came after the sign had gone away.
+    """
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.entries: dict[str, dict[str, Any]] = {}
+        self._words: set[str] = set()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> bool:
+        """Add a line of the file. True if it says what no line said before, whatever its numbers."""
+        step, sign = record.get("step"), str(record.get("sign"))
+        before = self.entries.get(sign)
+        count = 1 if before is None else before["count"] + 1
+        first = step if before is None else before["step"]
+        self.entries[sign] = {**(before or {}), **record, "step": first, "last": step, "count": count}
+        words = f"{sign}: {NUMBER.sub('#', str(record.get('saw', '')))}"
+        new = bool(record.get("saw")) and words not in self._words
+        self._words.add(words)
+        return new
+
+    def spans(self, step: int) -> list[str]:
+        """A line for each sign but those that were there at this step only."""
+        return [f"{_span(one)}: {one.get('saw', '')}" for one in self.entries.values() if one["step"] != step]
+
+
+def _span(entry: Mapping[str, Any]) -> str:
+    first, last, count = entry["step"], entry["last"], entry["count"]
+    if first == last:
+        return f"step {first}"
+    steps = last - first + 1
+    return f"steps {first} to {last}{f' ({count} of {steps})' if count < steps else ''}"
+
+
 @dataclass(slots=True)
 class Shown:
     """A sign that has warned: the severity of its last warning, and the number of calm checks in a row since."""
@@ -65,11 +109,17 @@ class Health:
         *,
         truths: Sequence[str] = ("reward/gold",),
         planned: Mapping[str, float] | None = None,
+        rewards: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ):
-        """`left_out`: names of rules that do not apply to this run. `truths`: figures of rewards that are not trained
-        on. `planned`: seconds of `step`, `generate`, `rewards` and `learn`, if the run was planned."""
-        self.planned = planned or {}
-        self._rules = [rule for rule in RULES if rule.name not in left_out]
+        """`left_out`: signs that do not apply to this run, or that its user dismissed. `truths`: figures of rewards
+        that are not trained on. `planned`: seconds of `step`, `generate`, `rewards` and `learn`, if the run was
+        planned. `rewards`: kinds of the trained rewards by their names. `settings`: the run's, by dotted keys, to which
+        advice is fitted."""
+        self.planned, self._left_out = planned or {}, frozenset(left_out)
+        self._rewards, self._settings = rewards or {}, settings
+        self.present: dict[str, float] = {}
+        """Severities of the signs of the last step, also of those that warned before."""
         self._history = History()
         self._history.truths = tuple(truths)
         self._shown: dict[str, Shown] = {}
@@ -79,7 +129,9 @@ class Health:
         for name, value in figures.items():
             if value is not None and math.isfinite(value):
                 self._history.setdefault(name, Series()).add(float(value))
-        return [alarm for alarm in self._signs(figures) if self._newly(alarm.sign, alarm.severity)]
+        signs = [alarm for alarm in self._signs(figures) if alarm.sign not in self._left_out]
+        self.present = {alarm.sign: alarm.severity for alarm in signs if alarm.severity >= 1}
+        return [alarm for alarm in signs if self._newly(alarm.sign, alarm.severity)]
 
     def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Read the records of earlier steps, whose alarms were already shown."""
@@ -91,10 +143,14 @@ class Health:
         yield _memory(figures)
         if self.planned:
             yield _misplanned(self._history, self.planned)
-        for rule in self._rules:
+        for rule in RULES:
             severity, numbers = rule(self._history)
-            saw = rule.saw.format(**numbers) if severity >= 1 else ""
-            yield Alarm(rule.name, severity, saw, rule.why, rule.advice, numbers)
+            if severity < 1:
+                yield Alarm(rule.name, severity, "", "", "", numbers)
+                continue
+            why = rule.why.replace("{rewards}", named(self._rewards))
+            advice = advised(rule.advice, self._settings, self._rewards)
+            yield Alarm(rule.name, severity, rule.saw.format(**numbers), why, advice, numbers)
 
     def _newly(self, name: str, severity: float) -> bool:
         shown = self._shown.get(name)

@@ -94,7 +94,8 @@ class HealthRule:
     saw: str
     """A sentence with places for the numbers."""
     why: str
-    advice: str
+    advice: tuple[str | Mapping[str, str], ...]
+    """What to try, as rules.yaml explains it."""
     least: int = RECENT
     """Fewest values of the first figure; with fewer, the rule is silent."""
 
@@ -148,7 +149,7 @@ def _hacking(history: History) -> Seen:
     return worst
 
 
-def _idle_judge(history: History) -> Seen:
+def _idle_reward(history: History) -> Seen:
     """Compare the latest values with the oldest that are kept."""
     kl, reward, length = history["kl/reference"], history["reward/mean"], history["length/mean"]
     early, late = reward.latest[:SETTLED], reward.latest[-SETTLED:]
@@ -241,7 +242,7 @@ def _loss(history: History) -> Seen:
 LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "entropy": _entropy,
     "kl": _kl,
-    "judge idle": _idle_judge,
+    "idle reward": _idle_reward,
     "hacking": _hacking,
     "length": _length,
     "unfinished": _unfinished,
@@ -260,4 +261,7 @@ LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "loss": _loss,
 }
 WORDS = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
-RULES = tuple(HealthRule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())
+RULES = tuple(
+    HealthRule(name=name, look=LOOKS[name], **words | {"advice": tuple(words["advice"])})
+    for name, words in WORDS.items()
+)

@@ -9,6 +9,12 @@ from plaudit.support.fields import Section, nearest, setting
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Services that a run may also log to."""
+SIGNS = (
+    *("entropy", "kl", "idle reward", "hacking", "length", "unfinished", "equal groups", "empty", "clipping", "critic"),
+    *("centring", "sampler", "failed rewards", "outage", "skipped", "halted", "starving", "idle rollout", "loss"),
+    *("not finite", "memory", "misplanned"),
+)
+"""Everything that health warns of; the last three without a rule in rules.yaml."""
 
 
 @dataclass
@@ -22,10 +28,13 @@ class LogSettings(Section):
     tensorboard (a folder in the run's)."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
+    dismiss: list[str] = field(default_factory=list)
+    """Signs of health that are neither told nor recorded, such as [clipping]; docs/health.md lists them."""
     quiet: bool = False
     """Print nothing on the terminal; log.txt is still written."""
 
     def contradictions(self) -> Iterator[str]:
+        yield from (f"dismiss has no {name!r}{nearest(name, SIGNS)}" for name in self.dismiss if name not in SIGNS)
         for name, project in self.trackers.items():
             if name not in TRACKERS:
                 yield f"trackers has no {name!r}{nearest(name, TRACKERS)}"

@@ -5,6 +5,8 @@
     def reward(question: Prompt, answer): ...                    the Prompt itself, by its annotation
     async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
 
+    def reward(completions, level, **kwargs): ...                a batch at once, as TRL calls it: `batched.py`
+
 It returns a number or bool; a dict with the key "reward", whose other numbers become parts; or None if it does not
 apply. If it raises, or returns a value that is not finite, the Score has no value but a reason.
 """
@@ -14,20 +16,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import math
-import signal
-import sys
 import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.base import Turns
-from plaudit.runtime.coroutines import raise_in
+from plaudit.rewards.batched import batched
+from plaudit.rewards.deadlines import Late, interrupted_after
 from plaudit.support.fields import nearest
 from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
@@ -50,8 +54,7 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
 OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
 FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(("prompts", "completions", "completion_ids"), "a batch at once, as TRL calls its functions"),
-    **dict.fromkeys(("queries", "labels"), "a batch at once, as OpenRLHF calls its functions"),
+    **dict.fromkeys(("queries", "prompts", "labels"), "a batch at once, as OpenRLHF calls its functions"),
     **dict.fromkeys(
         ("data_source", "solution_str", "ground_truth", "extra_info"), "what verl calls its functions with"
     ),
@@ -67,7 +70,7 @@ THREADS = 32
 
 
 class FunctionReward:
-    """Calls a function once per completion.
+    """Calls a function once per completion, or once for all completions of a prompt if it takes a batch.
 
     - Sync functions run inline, one after the other. This is fastest and deterministic, but nothing else runs during
       a call. After `deadline` seconds a call is interrupted: Python code at once, other code when it returns. SIGALRM
@@ -98,53 +101,69 @@ class FunctionReward:
         self.held = 0.0
         """Seconds in which its calls kept this process from all else."""
         self._turns = Turns(THREADS)
-        self.arguments = _bindings(function, self.name, self.options)
-        self.reads_tokens = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
+        self.batch = batched(function, self.name, self.options)
+        self.arguments = () if self.batch else _bindings(function, self.name, self.options)
+        own = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
+        self.reads_tokens = self.batch.reads_tokens if self.batch else own
+
+    def lacking(self, prompts: Iterable[Prompt]) -> str:
+        """Why the function cannot be called for these prompts, or ""."""
+        return self.batch.lacking(prompts) if self.batch else ""
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         completions = here(completions) if self.reads_tokens else completions
+        calls = self._calls(prompt, completions)
         if self.waits:
-            return list(await asyncio.gather(*(self._awaited(prompt, completion) for completion in completions)))
+            return list(chain(*await asyncio.gather(*map(self._awaited, calls))))
         scores: list[Score] = []
         began = time.monotonic()
-        for completion in completions:
+        for call in calls:
             if time.monotonic() > began + PATIENCE:
                 await asyncio.sleep(0)
                 began = time.monotonic()
             called = time.monotonic()
-            scores.append(self._inline(prompt, completion))
+            scores += self._inline(call)
             self.held += time.monotonic() - called
         return scores
 
-    def _inline(self, prompt: Prompt, completion: Completion) -> Score:
+    def _calls(self, prompt: Prompt, completions: Sequence[Completion]) -> list[_Call]:
+        """A call for each completion, or one for all."""
+        if self.batch is not None:
+            call, read = self.batch.call(prompt, completions)
+            return [_Call(call, lambda result: list(map(as_score, read(result))), len(completions))]
+        calls = (functools.partial(self._call, prompt, one) for one in completions)
+        return [_Call(call, lambda result: [as_score(result)], 1) for call in calls]
+
+    def _inline(self, call: _Call) -> list[Score]:
         try:
-            with _interrupted_after(self.deadline):
-                return as_score(self._call(prompt, completion))
-        except _Late:
-            return _too_late(self.deadline)
+            with interrupted_after(self.deadline):
+                return call.read(call.make())
+        except Late:
+            failed = _too_late(self.deadline)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a user function raises
-            return _failure(error)
+            failed = _failure(error)
+        return [failed] * call.scores
 
-    async def _awaited(self, prompt: Prompt, completion: Completion) -> Score:
+    async def _awaited(self, call: _Call) -> list[Score]:
         if not self.thread:
-            return await self._within_deadline(lambda: self._call(prompt, completion))
+            return await self._within_deadline(call, call.make)
         async with self._turns():
-            return await self._within_deadline(lambda: in_thread(lambda: self._call(prompt, completion)))
+            return await self._within_deadline(call, lambda: in_thread(call.make))
 
-    async def _within_deadline(self, call: Callable[[], Awaitable[Any]]) -> Score:
+    async def _within_deadline(self, call: _Call, make: Callable[[], Awaitable[Any]]) -> list[Score]:
         limit = asyncio.timeout(self.deadline)
         try:
             async with limit:
-                return as_score(await call())
+                return call.read(await make())
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # the caller was cancelled
                 raise
-            return _failure(error)
+            failed = _failure(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user function raises
-            if isinstance(error, TimeoutError) and limit.expired():
-                return _too_late(self.deadline)
-            return _failure(error)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            failed = _too_late(self.deadline) if late else _failure(error)
+        return [failed] * call.scores
 
     def _call(self, prompt: Prompt, completion: Completion) -> Any:
         positional = [get(prompt, completion) for name, get in self.arguments if not name]
@@ -152,73 +171,14 @@ class FunctionReward:
         return self.function(*positional, **named, **self.options)
 
 
-class _Late(BaseException):
-    """A call took too long. It is no Exception, so functions that catch those are interrupted too."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the function for one answer, or for a batch."""
 
-
-@contextlib.contextmanager
-def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise _Late inside the block after this time. A function that sets the process's timer itself replaces ours."""
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":  # no setitimer there
-        with _WATCH.interrupting(seconds):
-            yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise _Late
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-class _Watch:
-    """A thread that raises _Late in other threads whose calls take too long. It ends after some time without calls.
-
-    Starting a thread for every call would take longer than most calls."""
-
-    EVERY, IDLE = 0.05, 20
-    """Seconds between two checks, and the number of checks without a call after which the thread ends."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._until: dict[int, float] = {}  # by thread
-        self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def interrupting(self, seconds: float) -> Iterator[None]:
-        here = threading.get_ident()
-        with self._lock:
-            self._until[here] = time.monotonic() + seconds
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, daemon=True)
-                self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:  # _Late can be raised here, but not after it
-                self._until.pop(here, None)
-
-    def _look(self) -> None:
-        idle = 0
-        while True:
-            time.sleep(self.EVERY)
-            with self._lock:
-                idle = 0 if self._until else idle + 1
-                if idle > self.IDLE:
-                    self._thread = None
-                    return
-                now = time.monotonic()
-                for thread in [thread for thread, until in self._until.items() if until <= now]:
-                    del self._until[thread]
-                    raise_in(thread, _Late)
-
-
-_WATCH = _Watch()
+    make: Callable[[], Any]
+    read: Callable[[Any], list[Score]]
+    scores: int
+    """Number of answers."""
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:

@@ -27,7 +27,6 @@ from plaudit.loop.hooks import (
     RecordEvents,
     RecordMetrics,
     SaveCheckpoint,
-    Speak,
     Track,
     restore,
     restored,
@@ -42,6 +41,7 @@ from plaudit.loop.redraw import LastingRollouter, LastingSource
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples, recording
+from plaudit.loop.speak import Speak
 from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import ProgressBar, Reporter
@@ -50,9 +50,10 @@ from plaudit.monitor.health import Health
 from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.monitor.trackers import opened_trackers
 from plaudit.rewards.base import Reward, TimedReward
+from plaudit.rewards.batched import LOOKED_AT
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward
-from plaudit.rewards.rules import function_reward
+from plaudit.rewards.rules import FunctionReward, function_reward
 from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runs import records
@@ -63,6 +64,7 @@ from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.runtime.settings import MIRRORS
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.ends import Stopped
+from plaudit.support.fields import leaves, refuse
 from plaudit.types import Group, Role, Stats
 
 
@@ -94,6 +96,7 @@ class Job:
         self.objective: Objective = settings.objective
         self.intake = Intake(settings, self.objective, reporter.say)
         self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
+        self.check_functions()
         self.total_steps = self.intake.steps
         """Steps of the run; a replay ends earlier if its record does."""
         passes = settings.learn.micro_tokens, settings.learn.score_tokens
@@ -111,6 +114,12 @@ class Job:
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
         if resume is not None and other_rows(folder, self.data.report.json()):
             reporter.say("warning: the data has changed since this run read it: from here, rows have another order")
+
+    def check_functions(self) -> None:
+        """Raise SettingsError for a reward function that asks for a column that the rows lack."""
+        functions = [one for one in self.functions if isinstance(one, FunctionReward) and one.batch is not None]
+        prompts = self.data.items[:LOOKED_AT] if functions else ()
+        refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
     def plan(self) -> Plan:
         """What training ranks need to know besides the settings."""
@@ -294,16 +303,24 @@ class Job:
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = self.health(progress)
-        hooks.append(Speak(self.reporter, bar, health, alarms, track, every=settings.train.log_every))
+        earlier = read_jsonl(alarms.path) if alarms.path.exists() else ()
+        hooks.append(Speak(self.reporter, bar, health, alarms, track, every=settings.train.log_every, earlier=earlier))
         return hooks
 
     def health(self, progress: Progress) -> Health:
         """Health rules for the run's figures, with the figures of its earlier steps."""
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
-        left_out = {"sampler"} if self.settings.rollout.reshaped else ()
-        seconds = planned(self.settings, self.folder)
-        health = Health(left_out, truths=["reward/gold", *held_out], planned=seconds)
+        left_out = [*self.settings.log.dismiss, *(["sampler"] if self.settings.rollout.reshaped else ())]
+        pairs = zip(self.settings.rewards, self.functions, strict=True)
+        names = {(function.name if function else one.name or one.kind): one for one, function in pairs}
+        health = Health(
+            left_out,
+            truths=["reward/gold", *held_out],
+            planned=planned(self.settings, self.folder),
+            rewards={name: one.kind for name, one in names.items() if one.weight},
+            settings={leaf.key: leaf.value for leaf in leaves(self.settings)},
+        )
         if progress.step:
             health.resume(read_jsonl(self.folder / records.METRICS))
         return health

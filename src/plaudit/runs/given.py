@@ -16,20 +16,20 @@ import inspect
 import json
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from plaudit.data.fields import table_row
-from plaudit.data.write import write_rows
 from plaudit.models.load import load_tokenizer
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.records import CHECKPOINTS, SETTINGS
+from plaudit.runs.rows import splits_of, stored_rows
 from plaudit.settings.recipes import load_settings, read_saved, read_yaml
 from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.fields import nearest
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
 
@@ -43,7 +43,8 @@ NOT_COMPARED = ("transformers_version", "_name_or_path")
 SHARED = ("transformers", "tokenizers", "plaudit")
 """Packages whose classes every process can load."""
 Recipe = Settings | Mapping[str, Any] | str | Path
-GivenReward = Callable[..., Any] | RewardSettings | tuple[Callable[..., Any], float]
+OneReward = Callable[..., Any] | RewardSettings | Mapping[str, Any] | str
+GivenReward = OneReward | tuple[OneReward, float]
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Given:
     rewards: Sequence[GivenReward] = ()
 
     @contextmanager
-    def placed(self, recipe: Recipe) -> Iterator[Settings]:
+    def placed(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Iterator[Settings]:
         """Yield the settings with files and names in place of the objects. Meanwhile, functions are registered as
         rules. Raises SettingsError if an object cannot be stored, or if a resume would continue with other objects."""
         given = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
         output, on_ray = _of(given, "output") or Settings.output, _kind(_of(given, "runtime")) == "ray"
         folder = at_home(str(output)) / FOLDER
-        sections = self._sections(folder, on_ray=on_ray, named=_of(_of(given, "model"), "tokenizer"))
         rules, rewards = _rules(self.rewards)
+        sections = self._sections(folder, say, on_ray=on_ray, named=_of(_of(given, "model"), "tokenizer"))
         RULES.update(rules)
         try:
             settings = _with(given, sections, rewards)
@@ -74,10 +75,12 @@ class Given:
             for name in rules:
                 RULES.pop(name, None)
 
-    def _sections(self, folder: Path, *, on_ray: bool, named: str | None) -> dict[str, dict[str, str]]:
+    def _sections(
+        self, folder: Path, say: Callable[[str], None], *, on_ray: bool, named: str | None
+    ) -> dict[str, dict[str, str]]:
         """Store the objects; return the settings that name them, by section. `named`: the settings' own tokenizer."""
         model: dict[str, str] = {}
-        data = {"train": self.data, "validation": self.validation}
+        data = splits_of(self.data, self.validation)
         if self.model is not None:
             model["path"] = self.model if isinstance(self.model, str) else _stored_model(self.model, folder, on_ray)
         if isinstance(self.tokenizer, str):
@@ -86,8 +89,13 @@ class Given:
             model["tokenizer"] = _stored_tokenizer(self.tokenizer, folder, on_ray)
         elif model and not isinstance(self.model, str) and named is None:
             model["tokenizer"] = _origin(self.model)
-        stored = {name: _stored_rows(rows, name, folder) for name, rows in data.items() if rows is not None}
+        stored = {name: stored_rows(rows, name, folder, say) for name, rows in data.items()}
         return {name: section for name, section in (("model", model), ("data", stored)) if section}
+
+
+def is_quiet(recipe: Recipe) -> bool:
+    """True if a recipe says that the terminal stays empty; a file is not read for it."""
+    return _of(_of(recipe, "log"), "quiet") is True
 
 
 def _of(given: Any, key: str) -> Any:
@@ -177,54 +185,53 @@ def _digest(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def _stored_rows(rows: Any, name: str, folder: Path) -> str:
-    """Write rows as JSON lines; return the file. Return the name of a source unchanged."""
-    if isinstance(rows, str):
-        return rows
-    if isinstance(rows, Mapping) or not (isinstance(rows, Sized) and isinstance(rows, Iterable)):
-        told = f"splits {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else type(rows).__name__
-        raise SettingsError(f"data ({name}) is {told}: give a list of dicts, one datasets.Dataset, or a source's name")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
-        made = write_rows(Path(temporary) / "rows.jsonl", _plain_rows(rows, name))
-        with made.open("rb") as file:
-            target = folder / f"data-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}.jsonl"
-        if not target.exists():
-            made.rename(target)
-    return str(target)
-
-
-def _plain_rows(rows: Any, name: str) -> Iterator[Mapping[str, Any]]:
-    padded = hasattr(rows, "features")  # a datasets.Dataset, whose rows are a table's
-    for number, row in enumerate(map(table_row, rows) if padded else rows):
-        if not isinstance(row, Mapping):
-            raise SettingsError(f"data ({name}), row {number} is a {type(row).__name__}: rows are dicts of columns")
-        try:
-            json.dumps(row)
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"data ({name}), row {number} cannot be written as JSON: {error}") from error
-        yield row
-
-
 def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
     """Return the functions by their kind in settings, and the settings of all rewards."""
+    if isinstance(rewards, str | Mapping | RewardSettings) or not isinstance(rewards, Iterable):
+        raise SettingsError(f"rewards={_named(rewards)}: give a list: rewards=[{_named(rewards)}]")
     rules: dict[str, Callable[..., Any]] = {}
     found: list[RewardSettings] = []
     for entry in rewards:
-        if isinstance(entry, RewardSettings):
-            found.append(entry)
-            continue
-        function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
-        if not callable(function):
-            raise SettingsError(f"rewards has {function!r}: give functions, (function, weight), or RewardSettings")
-        plain = function.func if isinstance(function, functools.partial) else function
-        name = name_of(plain).strip("<>")
-        kind = f"{PREFIX}{name}:{_source_digest(function)}"
-        if kind in rules:
-            raise SettingsError(f"rewards has {name!r} twice: give each function a different name")
-        rules[kind] = function
-        found.append(RewardSettings(kind=kind, name=name, weight=float(weight)))
+        weighted = isinstance(entry, tuple) and len(entry) == 2
+        reward, weight = cast(tuple[Any, Any], entry) if weighted else (entry, None)
+        if weighted and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+            raise SettingsError(f"rewards has the weight {weight!r} for {_named(reward)}: give a number")
+        settings = _reward(reward, rules)
+        found.append(settings if weight is None else replace(settings, weight=float(weight)))
     return rules, found
+
+
+def _named(reward: Any) -> str:
+    return name_of(reward) if callable(reward) else f"{reward!r:.80}"
+
+
+def _reward(reward: Any, rules: dict[str, Callable[..., Any]]) -> RewardSettings:
+    """Return the settings of one reward. A function becomes one of the `rules`, under a kind of its own."""
+    if isinstance(reward, RewardSettings):
+        return reward
+    if isinstance(reward, str):
+        return RewardSettings(kind="function", function=reward) if ":" in reward else RewardSettings(kind=reward)
+    if isinstance(reward, Mapping):
+        known = [one.name for one in fields(RewardSettings)]
+        if unknown := [str(key) for key in reward if key not in known]:
+            raise SettingsError(f"rewards has the key {unknown[0]!r}{nearest(unknown[0], known)}")
+        return RewardSettings(**reward)
+    if "state_dict" in dir(reward):
+        raise SettingsError(
+            f"rewards has the model {name_of(reward)}: save it, and give {{'kind': 'judge', 'path': FOLDER}}"
+        )
+    if not callable(reward):
+        raise SettingsError(
+            f"rewards has {reward!r:.80}: give functions, rules by name ('gsm8k'), dicts as in settings, or pairs of "
+            "one of these and its weight"
+        )
+    plain = reward.func if isinstance(reward, functools.partial) else reward
+    name = name_of(plain).strip("<>")
+    kind = f"{PREFIX}{name}:{_source_digest(reward)}"
+    if kind in rules:
+        raise SettingsError(f"rewards has {name!r} twice: give each function a different name")
+    rules[kind] = reward
+    return RewardSettings(kind=kind, name=name)
 
 
 def _source_digest(function: Any) -> str:

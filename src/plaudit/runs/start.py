@@ -17,13 +17,13 @@ from plaudit.crew.opening import Crews
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Hook, checked
 from plaudit.loop.recorded import RecordedRun
-from plaudit.loop.stopping import stop_signals, stopped_at_once
+from plaudit.loop.stopping import stop_signals, stopped_at_once, stops_for_caller
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
-from plaudit.runs.given import Given, GivenReward, Recipe
+from plaudit.runs.given import Given, GivenReward, Recipe, is_quiet
 from plaudit.runs.page import last_page
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
@@ -48,22 +48,27 @@ def run(
     reporter: Reporter | None = None,
     hooks: Iterable[Hook] = (),
 ) -> Run:
-    """Train a run and return access to its results. Raises SettingsError before anything starts, and Stopped after
-    SIGTERM or Ctrl-C. Afterwards the process keeps the run's number of torch threads, its seed, and its handling of
-    memory (`runtime/memory.py`).
+    """Train a run and return access to its results. Raises SettingsError before anything starts. Ctrl-C ends the run,
+    saved, with a KeyboardInterrupt, and SIGTERM with a SystemExit of its status. Afterwards the process keeps the run's
+    number of torch threads, its seed, and its handling of memory (`runtime/memory.py`).
 
     - `settings`: those of `load_settings`, or a recipe as a mapping or file.
     - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
       run's checkpoint is the trained model.
-    - `data`, `validation`: lists of dicts, a `datasets.Dataset`, or a source's name.
-    - `rewards`: functions of a completion (docs/rewards.md), or pairs (function, weight), in addition to the rewards of
-      the settings. They run in this process.
-    - `hooks` are called after every step; the figures that they return are recorded with it.
+    - `data`, `validation`: dicts of columns, in a list, a generator or any other iterable, a `pandas.DataFrame`, a
+      `datasets.Dataset` or `IterableDataset`, or a source's name. `data` may also be a dict or a `DatasetDict` of the
+      splits train and validation. An iterable is read once, to its end, before the run starts.
+    - `rewards`: functions of a completion or, as TRL calls them, of a batch (docs/rewards.md), which run in this
+      process; names of rules such as "gsm8k"; dicts such as {"kind": "judge", "path": FOLDER}; or pairs of one of these
+      and its weight. They are added to the rewards of the settings.
+    - `hooks` are called, and awaited if they are async, after every step. The figures that they return are recorded
+      with it.
 
     Objects are stored in OUTPUT/.given. `resume` continues with the same objects and refuses others.
     """
-    with Given(model, tokenizer, data, validation, rewards).placed(settings) as placed:
-        return _begun(placed, reporter, checked(hooks))
+    hooks, say = checked(hooks), (reporter or Reporter(quiet=is_quiet(settings))).say
+    with Given(model, tokenizer, data, validation, rewards).placed(settings, say) as placed:
+        return _begun(placed, reporter, hooks)
 
 
 def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook]) -> Run:
@@ -109,7 +114,7 @@ def _run(
     kept = "logs and samples" if settings.samples else "logs"
     reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.place}")
     reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
-    with reporter.last_words(), last_page(folder / records.PAGE):
+    with stops_for_caller(), reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:

@@ -19,14 +19,31 @@ class Ended(RuntimeError):
         return " ".join((super().__str__(), *vars(self).get("__notes__", ())))
 
 
-class Stopped(Exception):
-    """A signal stopped the run, which saved first. `code` is the exit status."""
+class Stopped(BaseException):
+    """A signal stopped the run, which saved first. `code` is the exit status.
+
+    It is no Exception, so that `except Exception` around a run does not swallow it. Inside a run it is neither of its
+    subclasses, since asyncio leaves its loop at once for these."""
 
     def __init__(self, signum: int, step: int | None):
         """`step` is None if its workers were not ready and there is nothing new to save."""
         when = "before its workers were ready" if step is None else f"after step {step}"
         super().__init__(f"stopped by {signal.Signals(signum).name} {when}; resume=latest continues from there")
+        self.signum, self.step = signum, step
         self.code = 128 + signum
+
+    def for_caller(self) -> Stopped:
+        """Return what Python's own handler of the signal would have led to, for the caller of `run`."""
+        kind = Interrupted if self.signum == signal.SIGINT else Terminated
+        return kind(self.signum, self.step)
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """Ctrl-C stopped the run."""
+
+
+class Terminated(Stopped, SystemExit):  # type: ignore[misc]  # its `code` may be more than a number
+    """SIGTERM or SIGHUP stopped the run. A script that does not catch it ends with the status of that signal."""
 
 
 def best_checkpoint(state: Path) -> str | None:

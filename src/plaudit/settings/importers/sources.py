@@ -220,11 +220,9 @@ def reward_entries(r: Translation) -> list[dict[str, Any]]:
         if name in RULES:
             entries.append(dict(RULES[name]))
         else:
-            why = (
-                f"known are {', '.join(sorted(RULES))}; wrap others as docs/switching.md shows, leave reward_funcs and "
-            )
-            why += "reward_weights out, and set `rewards` on the command line"
-            r.problems.append(f"reward_funcs: {name} takes a batch, but a reward here takes one answer: {why}")
+            why = f"known are {', '.join(sorted(RULES))}. Functions work as they are: leave reward_funcs and "
+            why += "reward_weights out, and set rewards=[{kind: function, function: 'package.module:name'}]"
+            r.problems.append(f"reward_funcs: {name} is no reward that is known by name; {why}")
             entries.append({})
     weights = r("reward_weights", [])
     if weights and len(weights) != len(entries):

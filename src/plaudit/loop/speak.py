@@ -1,0 +1,60 @@
+"""What a run says of its steps: their lines, and warnings of health, each once.
+
+figures of a step -> Health -> health.jsonl, every step that has a sign -> the terminal, words that are new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from plaudit.loop.hooks import Sink, Track
+from plaudit.loop.progress import Moment
+from plaudit.monitor.console import ProgressBar, Reporter, step_line
+from plaudit.monitor.health import Health, Ledger
+from plaudit.types import Stats
+
+
+class Speak:
+    """Print a step's line every `every` steps and after an evaluation. Print every new health warning, and send it to
+    trackers; record each step that has a sign. At the end print each sign with its steps."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        bar: ProgressBar,
+        health: Health,
+        alarms: Sink,
+        track: Track,
+        *,
+        every: int,
+        earlier: Iterable[Mapping[str, Any]] = (),
+    ):
+        """`earlier`: what `alarms` has of steps before a resume."""
+        self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every
+        self.track, self.ledger = track, Ledger(earlier)
+
+    async def __call__(self, moment: Moment) -> Stats:
+        self.bar.advance()
+        step = moment.progress.step
+        ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
+        if step % self.every == 0 or step == 1 or ends or evaluated:
+            self.reporter.step(step_line(moment.stats, self.bar))
+        told = []
+        for alarm in self.health.alarms(moment.stats):
+            if self._noted({"step": step} | alarm.record):
+                told.append(alarm.text)
+                self.reporter.say(f"health: Step {step}: {alarm.text}")
+            self.health.present.pop(alarm.sign)
+        for sign, severity in self.health.present.items():
+            self._noted({"step": step, "sign": sign, "severity": severity})
+        if told:
+            self.track.text(step, "health", "\n\n".join(told))
+        for line in self.ledger.spans(step) if ends else ():
+            self.reporter.say(f"health: {line}")
+        return {}
+
+    def _noted(self, record: Mapping[str, Any]) -> bool:
+        """Record a line. True if its words are new."""
+        self.alarms.write(record)
+        return self.ledger.add(record)

@@ -1,0 +1,138 @@
+"""A reward function that gets a batch at once, as TRL calls its functions.
+
+    def reward(completions, ground_truth, **kwargs): ...     prompts, completions, completion_ids, the rows' columns
+
+    the answers to one prompt -> lists, one entry an answer -> the function -> a list of numbers or None -> Scores
+
+Left out: what only TRL's trainer has (`ABSENT`). A function that needs it is refused before a run starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsFloat
+
+from plaudit.support.fields import nearest
+from plaudit.types import Completion, Prompt
+
+BATCH = ("prompts", "completions", "completion_ids")
+LOGS = ("log_extra", "log_metric")
+ABSENT = ("trainer_state", "environments")
+"""Arguments of TRL's that exist only in its trainer."""
+OTHERS = ("queries", "solution_str")
+"""Parameters of functions for OpenRLHF and verl, which have some of the same names."""
+ANSWERS = ("answer", "completion", "response", "output")
+"""Columns whose text becomes the prompt's answer."""
+LOOKED_AT = 1000
+"""Prompts in which columns are looked for."""
+
+Read = Callable[[Any], list[Any]]
+"""From what a function returned to what it says of each answer: a number, None, or a dict of the reward and parts."""
+
+
+class Batched:
+    """How a function is called that takes `completions`. Its columns are those parameters that are nothing else."""
+
+    def __init__(self, function: Callable[..., Any], name: str, options: Mapping[str, Any]):
+        self.function, self.name, self.options = function, name, dict(options)
+        parameters = inspect.signature(function).parameters.values()
+        self.open = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self.bound = {*options, *(function.keywords if isinstance(function, functools.partial) else ())}
+        named = [one for one in parameters if one.kind in by_name and one.name not in self.bound]
+        self.named = [one.name for one in named]
+        needed = [one.name for one in named if one.default is one.empty]
+        self.columns = [one for one in needed if one not in (*BATCH, *LOGS)]
+        """Columns that the function cannot do without."""
+        self.reads_tokens = self.open or "completion_ids" in self.named
+        if unknown := [one for one in options if one not in {each.name for each in parameters} and not self.open]:
+            raise ValueError(
+                f"options of reward {name!r} have {unknown[0]!r}, which its function does not take"
+                f"{nearest(unknown[0], self.named)}"
+            )
+
+    def lacking(self, prompts: Iterable[Prompt]) -> str:
+        """Why the function cannot be called for these prompts, or ""."""
+        looked_at = list(prompts)
+        columns = {column for prompt in looked_at for column in _columns(prompt)}
+        absent = [one for one in (*self.columns, *self._looked_up()) if one not in columns]
+        if not absent:
+            return ""
+        if absent[0] in ABSENT:
+            return (
+                f"the reward {self.name!r} asks for {absent[0]!r}, which only TRL's trainer has: give the parameter a "
+                "default, or leave it out"
+            )
+        extra = {column for prompt in looked_at for column in prompt.extra}
+        there = ", ".join(sorted(extra | columns.intersection(("answer",)))) or "none"
+        return (
+            f"the reward {self.name!r} asks for {absent[0]!r}, which is no column of the rows beside the prompt; there "
+            f"are: {there}. Rename one of them, give the parameter a default, or set it in the reward's options"
+        )
+
+    def _looked_up(self) -> list[str]:
+        """What only TRL's trainer has and the function takes from its `**kwargs`, as its source says."""
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError):
+            return []
+        return [one for one in ABSENT if self.open and re.search(rf"""\[\s*["']{one}["']\s*\]""", source)]
+
+    def call(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Callable[[], Any], Read]:
+        """Return the call for the answers to a prompt, and what reads its result."""
+        count = len(completions)
+        logged: list[dict[str, float]] = [{} for _ in completions]
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for own, value in zip(logged, values, strict=True):
+                if isinstance(value, SupportsFloat):
+                    own[str(column)] = float(value)
+
+        def log_metric(name: str, value: Any) -> None:
+            log_extra(name, [value] * count)
+
+        texts: list[Any] = [one.text for one in completions]
+        asked: Any = prompt.text
+        if prompt.messages:  # a chat, whose answers are chats of one turn
+            asked = [dict(turn) for turn in prompt.messages]
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        given: dict[str, Any] = dict.fromkeys(self.columns)
+        given |= {**_columns(prompt), "prompts": asked}
+        given = {name: [value] * count for name, value in given.items()}
+        given |= {"completions": texts, "log_extra": log_extra, "log_metric": log_metric}
+        if self.reads_tokens:
+            given["completion_ids"] = [list(one.tokens) for one in completions]
+        passed = {
+            name: value for name, value in given.items() if name in self.named or (self.open and name not in self.bound)
+        }
+
+        return lambda: self.function(**(passed | self.options)), lambda result: self._results(result, logged)
+
+    def _results(self, result: Any, logged: Sequence[Mapping[str, float]]) -> list[Any]:
+        if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+            raise TypeError(f"function returned {result!r:.80}: it gets a batch, and must return a list of numbers")
+        values = list(result)
+        if len(values) != len(logged):
+            raise ValueError(f"function returned {len(values)} numbers for {len(logged)} completions")
+        return [{"reward": value, **own} if own else value for value, own in zip(values, logged, strict=True)]
+
+
+def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Batched | None:
+    """Return how to call a function that takes a batch; None for one that takes an answer at a time."""
+    parameters = inspect.signature(function).parameters
+    catches_all = [one.kind for one in parameters.values()] == [
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    ]  # as a decorator's own function, which has no names
+    if any(one in parameters for one in OTHERS) or not (catches_all or any(one in parameters for one in BATCH)):
+        return None
+    return Batched(function, name, options)
+
+
+def _columns(prompt: Prompt) -> dict[str, Any]:
+    """A row's columns beside its prompt. A column that was read as the answer has each name that it may have had."""
+    answers = {} if prompt.answer is None else dict.fromkeys(ANSWERS, prompt.answer)
+    return answers | dict(prompt.extra)
