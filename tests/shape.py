@@ -42,11 +42,11 @@ ROOMS = {
     ),
     "monitor": (
         3100,
-        "records, health, plots, the page; notebooks (65), plans (45); others' folders (140), table (120), advice (135)",
+        "records, health, plots, the page; notebooks (65), plans (45), others' folders (140), table (120) and advice",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4650,
+        4655,
         "every form in which people keep rows, in pieces (85), why one is refused, previews; what a chat shows (275)",
     ),
     "rewards": (

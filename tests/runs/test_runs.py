@@ -197,16 +197,11 @@ async def tells_words(moment: Moment) -> Any:
     return {"mine": "text"}
 
 
-def tells_at_once(moment: Moment) -> Any:
-    return {"mine": 1.0}
-
-
 @pytest.mark.parametrize(
     ("hooks", "message", "steps"),
     [
         (tells_nothing, r"\[tells_nothing\]", 0),
         ([3], "3 is not a hook", 0),
-        ([tells_at_once], r"tells_at_once.*async", 1),
         ([tells_words], r"tells_words.*'mine'.*'text'", 1),
     ],
 )
@@ -540,7 +535,8 @@ def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: 
     assert first == "done: policy in m (newest checkpoint)"
     assert [line.split(maxsplit=1) for line in rest] == [
         ["curves:", f"{tmp_path}/page.html"],
-        ["page:", f"{address} while `plaudit monitor --serve {tmp_path.parent}` runs"],
+        ["page:", f"plaudit monitor --serve {tmp_path.parent}"],
+        [address],
         ["next:", f'plaudit generate {tmp_path} --prompt "..."'],
     ]
     (tmp_path / "samples.jsonl").touch()
@@ -550,4 +546,6 @@ def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: 
     assert "(best checkpoint, by reward/mean)" in lines[0]
     assert lines[2].split() == ["samples:", f"{tmp_path}/samples.jsonl"]
     judge = load_settings(make_recipe("reward", tmp_path))
-    assert last_block(judge, tmp_path, Role.JUDGE, Path("m"))[-1].endswith(f"plaudit serve-reward {tmp_path}")
+    *_, command, more = last_block(judge, tmp_path, Role.JUDGE, Path("m"))
+    assert command.endswith(f"plaudit init grpo model.path=MODEL data.train=PROMPTS \\")
+    assert more.strip() == f"'rewards=[{{kind: judge, path: {tmp_path}}}]'"

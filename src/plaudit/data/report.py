@@ -20,6 +20,8 @@ EXAMPLE = 120
 """Characters of a prompt's end and of a completion that the report quotes."""
 Parts = tuple[tuple[str, bool], ...]
 """A row's text in parts, each with whether it is trained."""
+NAME = 32
+"""Characters of a source's name in the table, which then fits a terminal of 80 columns."""
 SHOWN = 5
 """Largest number of bad rows, and of unread columns, that the report quotes."""
 
@@ -195,7 +197,7 @@ class DataReport:
         """Lines for a terminal: a table of the sources, then what was left out or cut, with reasons.
 
         `measured` means that the data is for evaluation, not for training."""
-        head = ("source", "", "read", "kept", "cut", "dropped", "bad", "prompt p5/p50/p95/max", "answer p5/p50/p95/max")
+        head = ("source", "", "read", "kept", "cut", "dropped", "bad")
         use = "to measure on" if measured else f"to train on, {self.validation_items:,} for validation"
         count = "streamed, counted is the first block," if self.streamed else f"{self.train_items:,}"
         lines = [f"{self.kind}: {count} {use}"]
@@ -210,20 +212,21 @@ class DataReport:
 
 def _cells(source: SourceReport) -> tuple[str, ...]:
     return (
-        source.source,
+        source.source if len(source.source) <= NAME else f"...{source.source[3 - NAME :]}",
         source.role,
         f"{source.read:,}",
         f"{source.kept:,}",
         f"{source.truncated_prompts + source.truncated_completions:,}",
         f"{sum(source.dropped.values()):,}",
         f"{source.bad_rows:,}",
-        _spread(source.prompt_tokens),
-        _spread(source.completion_tokens),
     )
 
 
-def _spread(lengths: Lengths) -> str:
-    return f"{lengths.p5}/{lengths.p50}/{lengths.p95}/{lengths.max}" if lengths.count else "-"
+def _spread(source: SourceReport) -> list[str]:
+    """The lengths of prompts and answers."""
+    both = {"prompts": source.prompt_tokens, "answers": source.completion_tokens}
+    told = [f"{what} {one.p5}/{one.p50}/{one.p95}/{one.max}" for what, one in both.items() if one.count]
+    return [f"tokens (p5/p50/p95/max): {', '.join(told)}"] if told else []
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
@@ -268,7 +271,7 @@ def _shown(text: str, length: int) -> str:
 
 
 def _notes(source: SourceReport) -> list[str]:
-    notes = [f"read as {name}: {count:,}" for name, count in source.dialects.items()]
+    notes = [*_spread(source), *(f"read as {name}: {count:,}" for name, count in source.dialects.items())]
     if source.unread:
         more = f" and {len(source.unread) - SHOWN:,} more" if len(source.unread) > SHOWN else ""
         notes.append(f"columns not read: {', '.join([*source.unread][:SHOWN])}{more}")

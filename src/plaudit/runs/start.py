@@ -113,7 +113,7 @@ def _run(
     torch.manual_seed(settings.seed)
     kept = "logs and samples" if settings.samples else "logs"
     reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.place}")
-    reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
+    reporter.say(f"to watch it: {_serving(folder)}\n  then open: {address_of_run(folder)}")
     with stops_for_caller(), reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
@@ -132,9 +132,12 @@ def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> lis
     shown = {"curves": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
     lines = [f"done: {role} in {model} ({what})"]
     lines += [f"  {word + ':':9}{folder / name}" for word, name in shown.items() if (folder / name).exists()]
-    lines.append(f"  {'page:':9}{address_of_run(folder)} while `{_serving(folder)}` runs")
-    asked = f'generate {folder} --prompt "..."' if role is Role.POLICY else f"serve-reward {folder}"
-    return [*lines, f"  {'next:':9}plaudit {asked}"]
+    lines += [f"  {'page:':9}{_serving(folder)}", f"  {'':9}{address_of_run(folder)}"]
+    if role is Role.POLICY:
+        return [*lines, f'  {"next:":9}plaudit generate {shlex.quote(str(folder))} --prompt "..."']
+    judged = shlex.quote(f"rewards=[{{kind: judge, path: {folder}}}]")
+    policy = shlex.quote(f"model.path={settings.model.path or 'MODEL'}")
+    return [*lines, f"  {'next:':9}plaudit init grpo {policy} data.train=PROMPTS \\", f"  {'':11}{judged}"]
 
 
 def _serving(folder: Path) -> str:
