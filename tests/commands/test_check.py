@@ -41,7 +41,7 @@ def check(*words: str | Path) -> Any:
 
 
 def test_rows_are_shown_and_the_status_says_whether_there_are_problems(recipe: Path) -> None:
-    sound = check(recipe, "threads=4096")
+    sound = check(recipe, "threads=4096", "train.steps=3")
     assert sound.exit_code == 0, "doubts are no problems"
     assert sound.output.count(" | trained: '") == 3
     assert "doubt: threads=4096" in sound.output

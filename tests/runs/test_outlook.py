@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from told import says
 
 from plaudit.models.config import DecoderConfig
 from plaudit.models.families import read_config
@@ -36,7 +37,7 @@ def recipe(demo: Any, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_sound_recipe_has_no_problem_and_three_rendered_rows(recipe: dict[str, Any]) -> None:
-    one = found(recipe)
+    one = found(recipe, "train.steps=3")
     assert (told(one), told(one, problem=False)) == ([], [])
     (preview,) = one.previews
     assert len(preview.rows) == 3
@@ -46,6 +47,29 @@ def test_a_sound_recipe_has_no_problem_and_three_rendered_rows(recipe: dict[str,
     written = json.loads(Path(recipe["data"]["train"]).read_text().splitlines()[0])
     assert preview.rows[0][0][0][0] == written["prompt"]
     assert not Path(recipe["output"]).exists(), "a check writes nothing"
+
+
+def test_an_offline_run_of_few_steps_is_doubtful(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """270 of 300 rows, 32 a step: 9 steps a pass. 100 steps take 12 passes, and 30 steps are enough not to ask."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": " b"}\n' * 300)
+    recipe["data"] |= {"train": str(rows), "validation": "10%"}
+    (few,) = told(found(recipe), problem=False)
+    assert few[0] == "train.epochs"
+    assert says(few[1], "9 steps .. train.epochs=12")
+    assert told(found(recipe, "train.epochs=3"), problem=False) != []
+    for enough in ("train.epochs=4", "train.steps=9"):
+        assert told(found(recipe, enough), problem=False) == []
+
+
+def test_validation_rows_of_the_recipe_beside_other_train_rows_are_doubtful(recipe: dict[str, Any], demo: Any) -> None:
+    recipe["data"]["validation"] = str(demo.sft)
+    given = ("train.steps=3", f"data.train={demo.sft}")
+    ((key, text),) = told(found(recipe, *given), problem=False)
+    assert key == "data.validation"
+    assert says(text, "still the recipe's .. data.validation=10%")
+    assert told(found(recipe, *given, "data.validation=10%"), problem=False) == []
+    assert told(found(recipe, "train.steps=3"), problem=False) == []
 
 
 def test_everything_is_found_at_once_with_its_key(recipe: dict[str, Any], tmp_path: Path) -> None:

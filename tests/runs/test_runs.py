@@ -547,5 +547,5 @@ def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: 
     assert lines[2].split() == ["samples:", f"{tmp_path}/samples.jsonl"]
     judge = load_settings(make_recipe("reward", tmp_path))
     *_, command, more = last_block(judge, tmp_path, Role.JUDGE, Path("m"))
-    assert command.endswith(f"plaudit init grpo model.path=MODEL data.train=PROMPTS \\")
+    assert command.endswith("plaudit init grpo model.path=MODEL data.train=PROMPTS \\")
     assert more.strip() == f"'rewards=[{{kind: judge, path: {tmp_path}}}]'"

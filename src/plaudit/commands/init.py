@@ -19,7 +19,7 @@ import yaml
 from plaudit.commands.options import METHODS
 from plaudit.data.byte_pairs import train_tokenizer
 from plaudit.data.read import fetched, scan_rows
-from plaudit.data.settings import sources
+from plaudit.data.settings import absent, sources
 from plaudit.models.described import folder_config
 from plaudit.models.families import read_config
 from plaudit.models.folders import local_folder
@@ -52,6 +52,8 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
     for override in map(parse_override, overrides):
         asked = merged(asked, nested(override.key, override.value))
     train = (asked.get("data") or {}).get("train") or f"my/{kind}.jsonl"
+    if missing := absent((asked.get("data") or {}).get("train")):
+        raise SettingsError(f"data.train: there is no {missing[0]}")
     model, size, room, said = _model(kind, asked.get("model") or {}, output)
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))[size]
     recipe = merged(table[kind], table.get(method, {}))

@@ -240,10 +240,11 @@ def _data(found: Outlook, s: Settings) -> None:
 
 def _steps(s: Settings) -> int:
     """Estimate an offline run's steps from the number of rows, as far as they are few."""
-    most = math.ceil(FEW * s.train.batch_size / s.train.epochs) + 1
+    share = 1 - s.data.percent / 100
+    most = math.ceil((FEW * s.train.batch_size / s.train.epochs + s.data.prompts) / share) + 1
     most = most if s.data.limit is None else min(most, s.data.limit)
     rows = sum(1 for name in s.data.fed for _ in islice(scan_rows(name, split=s.data.split_of(name)), most))
-    kept = rows * (1 - s.data.percent / 100) - s.data.prompts
+    kept = rows * share - s.data.prompts
     return max(1, round(s.train.epochs * math.ceil(kept / s.train.batch_size)))
 
 
