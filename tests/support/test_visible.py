@@ -31,6 +31,7 @@ from plaudit.data.settings import DataSettings
 from plaudit.data.write import write_rows
 from plaudit.evaluate.generation import reward_figures
 from plaudit.evaluate.policy import Answer
+from plaudit.evaluate.settings import GenerateSettings, SamplingSettings
 from plaudit.loop.outage import RewardFailureError
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
 from plaudit.monitor.console import Reporter
@@ -149,7 +150,7 @@ def test_records(tmp_path: Path) -> None:
 def test_answers_and_prompts_that_are_printed(demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = load_tokenizer(str(demo.tokenizer))
     save_model(fresh_model(GPT2, vocab_size=len(tokenizer)), tmp_path, tokenizer=tokenizer)
-    generate(str(tmp_path), prompts=list(ESCAPES.values()), max_tokens=2)
+    generate(GenerateSettings(model=str(tmp_path), sampling=SamplingSettings(max_tokens=2)), list(ESCAPES.values()))
     assert len(harmless(capsys.readouterr().out).splitlines()) >= len(ESCAPES)
 
 
