@@ -59,7 +59,7 @@ def make_plain(folder: Path) -> None:
     alarms: list[dict[str, Any]] = [
         {"step": step, "sign": "entropy", "saw": f"it fell by {step}"} for step in (3, 5, 9)
     ]
-    alarms += [{"step": 4, "last": 11, "count": 8, "sign": "length", "saw": "<b>it grew</b>"}]
+    alarms += [{"step": step, "sign": "length", "saw": "<b>it grew</b>"} for step in range(4, 12)]
     files = {"metrics": figures, "samples": answers, "health": [one | about for one in alarms]}
     for name, records in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
