@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from plaudit.batch import Batch
 from plaudit.learn.settings import SCORED, LearnSettings
-from plaudit.runtime.memory import OutOfMemory, give_back_memory, memory_tried
+from plaudit.runtime.memory import OutOfMemory, memory_tried, recover_memory
 from plaudit.types import Stats
 
 SHORTER = "Lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
@@ -85,7 +85,7 @@ class Room:
             part = parts[len(results)]
             results.clear()
             clear()
-            give_back_memory()
+            recover_memory()
             self._halve(part, failed[0])
 
     def _halve(self, part: Batch, why: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from plaudit.rollout.settings import DrawSettings
 from plaudit.rollout.text import TextDecoder, text_before_stop, text_of
-from plaudit.runtime.memory import OutOfMemory, give_back_memory
+from plaudit.runtime.memory import OutOfMemory, recover_memory
 from plaudit.runtime.queue import Queue
 from plaudit.support.fields import leaves
 from plaudit.types import Completion, Finish, Numbers, Sampling
@@ -172,7 +172,7 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
 
 def fewer_slots(used: int) -> int:
     """Free memory and return half of the `used` slots, which did not fit. Raises OutOfMemory if that was one."""
-    give_back_memory()
+    recover_memory()
     if used <= 1:
         raise OutOfMemory(
             "memory does not hold one answer while it is decoded: lower rollout.max_tokens or data.max_prompt_tokens, "

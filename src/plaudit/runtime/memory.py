@@ -7,6 +7,7 @@ step frees and allocates hundreds of them: the kernel then fills the same pages 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -131,3 +132,9 @@ def give_back_memory(*, host: bool = True) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def recover_memory() -> None:
+    """As `give_back_memory`, after an allocation failed: also what references in a circle hold, as torch.compile's."""
+    gc.collect()
+    give_back_memory()
