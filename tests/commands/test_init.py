@@ -54,6 +54,17 @@ def test_a_recipe_from_nothing_reads_few_rows_often_with_a_tokenizer_of_its_own(
     assert (here / "sft.yaml").read_text() == text
 
 
+def test_what_is_given_stays_as_it_is_and_pretrained_models_read_few_rows_less_often(here: Path, demo: Any) -> None:
+    given = [f"model.tokenizer={demo.tokenizer}", "train.epochs=2"]
+    done = init("sft", "data.train=sft.jsonl", *given)
+    assert "passes" not in done.output
+    assert load_settings(here / "sft.yaml").train.epochs == 2
+    assert not (here / "sft-tokenizer").exists(), "another tokenizer was named"
+    done = init("sft", "data.train=sft.jsonl", "model.path=owner/name", "train.batch_size=8", "--output=large.yaml")
+    assert "300 rows: 3 passes make about 101 steps" in done.output, "3 * 270 / 8"
+    assert load_settings(here / "large.yaml").train.epochs == 3
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_recipes_of_every_method_load(method: str, here: Path) -> None:
     assert init(method, "data.train=pairs.jsonl", "--output=new/mine.yaml").exit_code == 0

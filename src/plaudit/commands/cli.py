@@ -98,8 +98,8 @@ def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[st
     from plaudit.settings.recipes import load_tree, read_yaml
 
     words = [word for word in (recipe, *overrides) if word is not None]
-    if words and "=" not in words[0] and Path(words[0]).is_dir():
-        words[0] = f"model='{words[0]}'"  # `plaudit evaluate runs/grpo prompts=...`
+    if words and "=" not in words[0] and Path(words[0]).is_dir():  # `plaudit evaluate runs/grpo prompts=...`
+        return load_tree(template, {"model": words[0]}, words[1:])
     given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
     return load_tree(template, given, words)
 

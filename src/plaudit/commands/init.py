@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,13 @@ FRESH: dict[str, Any] = {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_h
 SMALL = 100e6
 """Most parameters of a small model."""
 VOCABULARY = 2000
-MANY = 20_000
-"""Rows that are looked at."""
+MANY = 20_000  # rows that are looked at
 ROOM = 1024
 """Most tokens of a row."""
-STEPS = {"demonstrations": (200, 20), "pairs": (50, 5)}
-"""Steps to aim for with few rows, and the most passes over them."""
+STEPS = {"demonstrations": 200, "pairs": 50}
+"""Steps to aim for with few rows."""
+MOST = {"small": {"demonstrations": 20, "pairs": 5}, "large": {"demonstrations": 3, "pairs": 3}}
+"""Most passes over the rows: a pretrained model learns them by heart sooner."""
 
 
 def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
@@ -48,9 +50,7 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
     if output.exists():
         raise SettingsError(f"{output} exists already: give another file, --output=FILE")
     kind = {"demonstrations": "demonstrations", "prompts": "online"}.get(defaults(method).algorithm.data, "pairs")
-    asked: dict[str, Any] = {}
-    for override in map(parse_override, overrides):
-        asked = merged(asked, nested(override.key, override.value))
+    asked = reduce(merged, (nested(one.key, one.value) for one in map(parse_override, overrides)), dict[str, Any]())
     train = (asked.get("data") or {}).get("train") or f"my/{kind}.jsonl"
     if missing := absent((asked.get("data") or {}).get("train")):
         raise SettingsError(f"data.train: there is no {missing[0]}")
@@ -67,12 +67,10 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
         recipe["data"]["validation"] = "10%"
         recipe["evaluate"] = {"every": "1 epoch"}
     rows = [row for source in _here(train) for row in islice(scan_rows(source), MANY)]
-    if rows and kind != "online":
-        batch, (steps, most) = recipe["train"]["batch_size"], STEPS[kind]
-        passes = min(most, math.ceil(steps * batch / len(rows)))
-        recipe["train"]["epochs"] = passes
-        about = round(passes * 0.9 * len(rows) / batch)
-        said.append(f"{len(rows):,}{' or more' * (len(rows) >= MANY)} rows: {passes} passes make about {about:,} steps")
+    if rows and kind != "online" and not (asked.get("train") or {}).keys() & {"epochs", "steps"}:
+        batch = (asked.get("train") or {}).get("batch_size") or recipe["train"]["batch_size"]
+        recipe["train"]["epochs"] = min(MOST[size][kind], math.ceil(STEPS[kind] * batch / len(rows)))
+        said.append(_passes(len(rows), recipe["train"]["epochs"], batch))
     settings, problems = drafted(recipe, overrides, method=method)
     refuse(problems, plain=True)
     keys = {*flat(recipe), *flat(asked)}
@@ -81,14 +79,19 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
         for leaf in leaves(settings)
         if leaf.value != "" and (leaf.key in keys or any(key.startswith(f"{leaf.key}.") for key in keys))
     ]
-    usual = {leaf.key: leaf.value for leaf in written}
     output.parent.mkdir(parents=True, exist_ok=True)
-    if "tokenizer" in model and not Path(model["tokenizer"]).exists():
+    if settings.model.tokenizer == model.get("tokenizer", "") and not Path(model["tokenizer"]).exists():
         train_tokenizer(_texts([row for _, row in rows]), Path(model["tokenizer"]), vocabulary=VOCABULARY)
         said.append(f"{model['tokenizer']}: a tokenizer, trained on {train}")
     head = f"# {METHODS[method]}\n#   plaudit check {output}\n#   plaudit {method} {output}\n"
-    output.write_text(f"{head}{annotated(written, usual)}\n", encoding="utf-8")
+    output.write_text(f"{head}{annotated(written, {leaf.key: leaf.value for leaf in written})}\n", encoding="utf-8")
     return [f"{output}: {said[0]}", *said[1:], f"next: plaudit check {output}"]
+
+
+def _passes(rows: int, passes: int, batch: int) -> str:
+    """Say how often the rows are read, and the steps of that where all rows were counted."""
+    steps = f" make about {round(passes * 0.9 * rows / batch):,} steps" if rows < MANY else ""
+    return f"{rows:,} rows{' or more' * (rows >= MANY)}: {passes} passes{steps}"
 
 
 def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], str, int, list[str]]:
@@ -106,8 +109,8 @@ def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str,
         size = "small" if path.startswith("runs/") else "large"
         return {"path": path}, size, 512 if size == "small" else ROOM, [f"the model {path}"]
     size = "small" if config.parameters <= SMALL else "large"
-    told = f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"
-    return {"path": path}, size, min(ROOM, config.max_positions), [told]
+    told = [f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"]
+    return {"path": path}, size, min(ROOM, config.max_positions), told
 
 
 def _here(train: Any) -> list[str]:
