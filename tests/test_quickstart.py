@@ -11,7 +11,6 @@ import subprocess
 import sys
 import urllib.request
 from collections import defaultdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,6 @@ def served(words: list[str], environment: dict[str, str]) -> list[str]:
             process.kill()
 
 
-@pytest.mark.skipif(find_spec("uvicorn") is None, reason="the page needs the extra `serve`")
 def test_the_page_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:

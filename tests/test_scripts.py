@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -323,3 +324,18 @@ def test_the_lock_file_has_the_pinned_versions_and_their_hashes() -> None:
     ]
     assert all(entries)
     assert pins <= {named(entry[1]) for entry in entries if entry}
+
+
+@pytest.mark.parametrize("address", ["", "https://code.example/me/plaudit"])
+def test_an_index_shows_links_of_the_readme_that_lead_somewhere(address: str) -> None:
+    """Links to files of the checkout become absolute, or plain words where the project has no address."""
+    absolute = runpy.run_path(str(ROOT / "setup.py"))["absolute"]
+    text = "[a](docs/a.md#b), [c](https://c.example) and [d](#d)"
+    kept = f"[a]({address}/blob/main/docs/a.md#b)" if address else "a"
+    assert absolute(text, address) == f"{kept}, [c](https://c.example) and [d](#d)"
+    readme = absolute((ROOT / "README.md").read_text(), address)
+    targets = re.findall(r"\]\(([^)]+)\)", readme)
+    assert all(re.match("https://|#", target) for target in targets)
+    files = [target.removeprefix(f"{address}/blob/main/") for target in targets if address and address in target]
+    assert len(files) > 40 * bool(address) - 1
+    assert all((ROOT / file.partition("#")[0]).exists() for file in files)

@@ -127,13 +127,23 @@ def test_the_command_prints_five_answers_side_by_side(runs: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_runs_without_policies_are_compared_by_their_records(make_recipe: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("advice", ["", "PNG files need a library"])
+def test_runs_without_policies_are_compared_by_their_records(
+    advice: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without the library of pictures, which then says how to get it."""
+    monkeypatch.setattr("plaudit.commands.compare.NO_PICTURES", advice)
+    monkeypatch.setattr("plaudit.commands.cli.NO_PICTURES", advice)
     for name, seed in (("one", 1), ("two", 2)):
         run(load_settings(make_recipe("reward", tmp_path, name=name, seed=seed, train={"steps": 2})))
     said = CliRunner().invoke(main, ["compare", f"{tmp_path}/one", f"{tmp_path}/two"])
     assert said.exit_code == 0, said.output
     assert "answers are not compared: one, two has no policy" in said.output
     assert "loss/judge" in said.output
+    assert advice in said.output
+    assert [bool(list(tmp_path.rglob(name))) for name in ("comparison.png", "evaluation.json")] == [not advice, True]
+    drawn = CliRunner().invoke(main, ["monitor", str(tmp_path)])
+    assert (drawn.exit_code, advice in drawn.output) == (2 if advice else 0, True)
 
 
 def test_names_are_as_short_as_they_can_be(runs: list[Path], tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install -e '.[serve]'")
 if sys.platform != "linux":
     pytest.skip("only Linux has all of 127.0.0.0/8", allow_module_level=True)
 

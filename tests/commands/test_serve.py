@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install -e '.[serve]'")
-
 from listening import free_port
 from safetensors.torch import load_file
 

@@ -126,6 +126,23 @@ def test_kl_of_a_policy_from_the_uniform_one_is_its_missing_entropy(task: Task) 
     assert found["kl/token"].value == pytest.approx(found["kl"].value)  # one token an answer
 
 
+def test_no_kl_and_no_bound_of_one_is_below_zero(task: Task) -> None:
+    """Of a reference so close that the mean of k1 is negative by chance for some answers."""
+    policy, near, below = task.policy(), task.policy(), 0
+    with torch.no_grad():
+        for parameter in near.model.parameters():
+            parameter.mul_(1.002)
+    for seed in range(8):
+        answers = policy.answers(prompts(policy, "We saw", "The", "A"), SamplingSettings(max_tokens=6), seed=seed)
+        batch = Batch.of([one.row() for group in answers for one in group])
+        raw = float((policy.logprobs(batch) - near.logprobs(batch)).double().sum()) / 3
+        found = kl_figures(policy, near, answers, temperature=1.0)
+        assert found["kl"].value == pytest.approx(max(raw, 0.0), rel=1e-5)
+        assert all(0 <= figure.low <= figure.value <= figure.high for figure in found.values())
+        below += raw < 0
+    assert 0 < below < 8
+
+
 def test_kl_sums_over_an_answer_and_averages_over_tokens(task: Task) -> None:
     policy, other = task.policy(), Policy.load(task.second)
     answers = policy.answers(prompts(policy, "We saw", "The", "A"), SamplingSettings(max_tokens=9, samples=2), seed=0)

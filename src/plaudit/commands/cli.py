@@ -12,6 +12,7 @@ from plaudit.commands import ahead
 from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import (
     METHODS,
+    NO_PICTURES,
     HomePath,
     TakesOptions,
     TakesSettings,
@@ -343,6 +344,8 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
     with plain_errors(output or log_dir / "plots"):
         from plaudit.monitor.plots import draw
 
+        if NO_PICTURES:
+            raise ImportError(NO_PICTURES)
         for path in draw(log_dir, plot_type, output, say=_say):
             _say(visible(str(path), line=True))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plaudit.commands.options import NO_PICTURES
 from plaudit.data.settings import DataSettings, absent
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
@@ -133,7 +134,10 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
     save_result(folder, result.json())
     methods = {name: str(read_saved(run.folder / SETTINGS).get("method")) for name, run in runs.items()}
     curves = [plots.PlottedRun(name, methods[name], run.metrics) for name, run in runs.items()]
-    plots.draw_together(curves, folder / PICTURE)
+    if NO_PICTURES:
+        reporter.say(NO_PICTURES)
+    else:
+        plots.draw_together(curves, folder / PICTURE)
     if answers:
         write_rows(folder / ANSWERS, _lines(answers))
     return result

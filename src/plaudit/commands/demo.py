@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from plaudit.commands.options import NO_PICTURES
 from plaudit.evaluate.before_after import BeforeAfter
 from plaudit.monitor.console import Reporter, clock
 from plaudit.monitor.plots import draw
@@ -101,10 +102,10 @@ def _one(
     if run.evaluation is not None:
         reporter.show(run.evaluation.examples())
         reporter.show(run.evaluation.table())
-    plots = draw(folder, "all", folder / "plots")
+    plots = [] if NO_PICTURES else draw(folder, "all", folder / "plots")
     reporter.say(
         f"in {folder}: for each stage settings.yaml, metrics.jsonl, samples.jsonl, checkpoints/; evaluation.json and "
-        f"comparison.jsonl\nplots: {', '.join(str(plot) for plot in plots)}\n"
+        f"comparison.jsonl\nplots: {', '.join(map(str, plots)) or NO_PICTURES}\n"
         f"seed {seed} took {clock(time.monotonic() - started)}"
     )
     return run

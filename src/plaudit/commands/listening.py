@@ -51,7 +51,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def bounded_protocol() -> type:
-    """Return uvicorn's protocol with our bounds. Raises ImportError without uvicorn."""
+    """Return uvicorn's protocol with our bounds."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     return type("BoundedProtocol", (Bounded, H11Protocol), {})

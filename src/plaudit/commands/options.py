@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ METHODS: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
 )
 """Methods, each with its line in `plaudit --help`."""
+NO_PICTURES = "" if find_spec("matplotlib") else "PNG files need matplotlib: pip install -e '.[plots]'"
+"""What to install before runs can be drawn as PNG files."""
 
 
 class TakesSettings(click.Command):

@@ -17,19 +17,12 @@ from plaudit.commands.listening import address_of, bounded_protocol, is_loopback
 
 
 def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. If a library is missing, the ImportError has the install command."""
-    try:
-        from plaudit.monitor.app import application
+    """Serve until Ctrl-C."""
+    from plaudit.monitor.app import application
 
-        protocol = bounded_protocol()
-    except ImportError as error:
-        raise ImportError(
-            f"the page needs {error.name}: pip install -e '.[serve]' in Plaudit's folder. Without it, each run keeps a "
-            "page.html, and `plaudit monitor FOLDER` draws PNGs"
-        ) from None
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     names = ("localhost", socket.gethostname(), host, *allow_hosts)
     page: Any = application(folder, names=names, token=token)
     listening = listen(host, port)
     say(f"the runs in {folder}: {address_of(listening)}/{f'#token={token}' if token else ''}  (Ctrl-C ends it)")
-    serve_http(page, protocol, listening)
+    serve_http(page, bounded_protocol(), listening)

@@ -2,7 +2,7 @@
 
     requests -> rewards/server.py -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
 
-uvicorn handles HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. There is no TLS here:
+uvicorn handles HTTP. Without a token, only this machine may ask. There is no TLS here:
 use a proxy, or a network that you trust.
 """
 
@@ -98,13 +98,9 @@ class JudgeService:
 def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], None] = print) -> None:
     """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
     token = token_of(settings)
-    try:
-        from plaudit.rewards.server import application
-
-        protocol = bounded_protocol()
-    except ImportError as error:
-        raise ImportError(f"serving needs {error.name}: pip install -e '.[serve]' in Plaudit's folder") from None
     import torch
+
+    from plaudit.rewards.server import application
 
     device = device_of(settings.device)
     listening = listen(settings.host, settings.port)
@@ -118,7 +114,7 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
     if judge.tokenizer.chat_template:
         say(f"plain prompts are read as {'chats' if service.as_chat else 'text'} (--chat, --text)")
-    serve_http(served, protocol, listening)
+    serve_http(served, bounded_protocol(), listening)
 
 
 def token_of(settings: ServeSettings) -> str | None:

@@ -23,7 +23,8 @@ def kl_figures(
     """In nats: summed over an answer and averaged over answers (`kl`), and averaged over tokens (`kl/token`).
 
     d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d, and k3, which is never
-    negative, beside it. The answers must be whole samples: nothing cut off the policy's distribution.
+    negative, beside it. A mean of k1, or a bound, that chance puts below 0 is 0, as a KL is at least. The answers must
+    be whole samples: nothing cut off the policy's distribution.
     """
     check_comparable(policy, reference)
     batch = Batch.of([answer.row() for group in answers for answer in group])
@@ -39,7 +40,7 @@ def kl_figures(
         means = [total / len(group) for total, group in zip(sums, answers, strict=True)]
         figures[name] = mean_interval(means)
         figures[f"{name}/token"] = ratio_interval(sums, tokens)
-    return figures
+    return {name: figure.map(lambda x: max(x, 0.0)) for name, figure in figures.items()}
 
 
 def _by_prompt(x: Tensor, batch: Batch, answers: Answers) -> list[float]:
