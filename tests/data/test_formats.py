@@ -419,6 +419,10 @@ QUESTIONS = [
     ("messages", {"messages": [USER]}, "", (USER,), None),
     ("messages", {"messages": [USER, ASSISTANT]}, "", (USER,), "a"),
     ("prompt/chosen/rejected", {"messages": [USER], "chosen": "a", "rejected": "b"}, "", (USER,), None),
+    # A column `answer` is the reference, whatever else is an answer.
+    ("prompt/completion", {"prompt": "q", "completion": " 4.", "answer": "4"}, "q", (), "4"),
+    ("messages", {"messages": [USER, ASSISTANT], "answer": "4"}, "", (USER,), "4"),
+    ("prompt/chosen/rejected", {"prompt": "q", "chosen": "a", "rejected": "b", "answer": 4}, "q", (), "4"),
 ]
 
 

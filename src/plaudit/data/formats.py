@@ -98,8 +98,6 @@ def judgement_of(read: Sample) -> Judgement:
 
 def question_of(read: Sample) -> Question:
     """The row as a prompt to be answered, with the reference answer if it has one."""
-    if read.answer is None and read.messages and read.messages[-1]["role"] == "assistant":  # one that is not trained
-        read = replace(read, messages=read.messages[:-1], answer=read.messages[-1]["content"])
     return Question(answer=read.answer, extra=read.extra, **read.asked())
 
 
@@ -137,8 +135,13 @@ def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
             f"the row has {images[0]}, which is not read: only text is trained on. Leave such rows out; if their text "
             "makes sense without it, leave the column out."
         )
-    if kind == QUESTION and not isinstance(fields.row.get("answer"), str):  # a number, which a reward may compare with
-        taken = taken - {"answer"}
+    if kind == QUESTION:
+        if read.answer is None and read.messages and read.messages[-1]["role"] == "assistant":  # one not trained
+            read = replace(read, messages=read.messages[:-1], answer=read.messages[-1]["content"])
+        if "answer" not in taken and type(fields.row.get("answer")) in (str, int, float):
+            read = replace(read, answer=str(fields.row["answer"]))  # beside the answer that the dialect reads
+        if not isinstance(fields.row.get("answer"), str):  # a number, which a reward may compare with
+            taken = taken - {"answer"}
     extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
     arguments: Mapping[str, Any] = {}
     if read.messages:
