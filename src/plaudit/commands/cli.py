@@ -112,7 +112,7 @@ def add_method(name: str, text: str) -> None:
     )
 
     @main.command(name, cls=TakesSettings, help=text)
-    @click.argument("recipe")
+    @click.argument("recipe", type=click.Path())
     @click.argument("overrides", nargs=-1)
     @deepspeed_option
     @traceback_option
@@ -125,7 +125,7 @@ for _name, _text in METHODS.items():
 
 
 @main.command("train", cls=TakesSettings)
-@click.argument("recipe")
+@click.argument("recipe", type=click.Path())
 @click.argument("overrides", nargs=-1)
 @deepspeed_option
 @traceback_option
@@ -204,7 +204,7 @@ def demo(
 
 
 @main.command(cls=TakesSettings)
-@click.argument("recipe", required=False)
+@click.argument("recipe", type=click.Path(), required=False)
 @click.argument("overrides", nargs=-1)
 @click.option("--follow", is_flag=True, help="Evaluate all checkpoints of the run `model` until it ends.")
 @traceback_option
@@ -230,7 +230,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], follow: bool) -> No
 
 
 @main.command()
-@click.argument("words", nargs=-1, metavar="RUN RUN ... [KEY=VALUE ...]")
+@click.argument("words", nargs=-1, type=click.Path(), metavar="RUN RUN ... [KEY=VALUE ...]")
 @traceback_option
 def compare(words: tuple[str, ...]) -> None:
     """Show what differs between runs: settings, figures, curves, and answers to the same prompts.
@@ -252,7 +252,7 @@ def compare(words: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.argument("recipe", required=False)
+@click.argument("recipe", type=click.Path(), required=False)
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
@@ -273,7 +273,7 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
 
 
 @main.command(cls=TakesSettings)
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.argument("overrides", nargs=-1)
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeatable.")
 @traceback_option
@@ -297,7 +297,7 @@ def generate(model: str, overrides: tuple[str, ...], prompts: tuple[str, ...]) -
 
 
 @main.command("serve-reward", cls=TakesOptions)
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; public ones need --token-env."
 )
@@ -351,8 +351,8 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
 
 
 @main.command(cls=TakesOptions)
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=click.Path())
+@click.argument("target", type=click.Path())
 @click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")
 @click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
 @click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="The file's column name; repeatable.")
