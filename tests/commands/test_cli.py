@@ -109,6 +109,22 @@ def test_what_a_person_can_mend_is_one_line_and_status_2(words: list[str], told:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("plaudit gr", "plain,grpo"),
+        ("plaudit monitor --s", "plain,--serve"),
+        ("plaudit init onl", "plain,online-dpo"),
+        ("plaudit grpo conf", "file,conf"),
+        ("plaudit generate ru", "file,ru"),
+    ],
+)
+def test_the_shell_completes_commands_options_and_files(line: str, found: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_PLAUDIT_COMPLETE": "bash_complete"}
+    done = CliRunner().invoke(main, prog_name="plaudit", env=words)
+    assert done.output.strip() == found
+
+
 def test_settings_prints_a_recipe_that_loads(demo: Any, tmp_path: Path) -> None:
     done = plaudit("settings", "ppo")
     assert done.exit_code == 0
