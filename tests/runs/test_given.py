@@ -68,6 +68,15 @@ def same(one: Run, other: Run) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_paths_are_taken_wherever_texts_are(model: Any, tokenizer: Any, demo: DemoFiles, tmp_path: Path) -> None:
+    """As `Run.model` and `Path.glob` give them."""
+    first = run(recipe(tmp_path, name="first"), model=model, tokenizer=tokenizer, data=demo.sft)
+    given = recipe(tmp_path, name="again", data={"train": [demo.sft]}) | {"output": tmp_path}
+    again = run(given, model=first.model, tokenizer=demo.tokenizer)
+    told = load_settings(again.folder / "settings.yaml")
+    assert (told.model.path, told.data.train) == (str(first.model), [str(demo.sft)])
+
+
 def test_objects_train_as_files_do(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     done = run(recipe(tmp_path / "objects"), model=model, tokenizer=tokenizer, data=ROWS, validation=ROWS[:2])

@@ -82,12 +82,13 @@ class Given:
         model: dict[str, str] = {}
         data = splits_of(self.data, self.validation)
         if self.model is not None:
-            model["path"] = self.model if isinstance(self.model, str) else _stored_model(self.model, folder, on_ray)
-        if isinstance(self.tokenizer, str):
-            model["tokenizer"] = self.tokenizer
+            is_path = isinstance(self.model, str | Path)
+            model["path"] = str(self.model) if is_path else _stored_model(self.model, folder, on_ray)
+        if isinstance(self.tokenizer, str | Path):
+            model["tokenizer"] = str(self.tokenizer)
         elif self.tokenizer is not None:
             model["tokenizer"] = _stored_tokenizer(self.tokenizer, folder, on_ray)
-        elif model and not isinstance(self.model, str) and named is None:
+        elif model and not isinstance(self.model, str | Path) and named is None:
             model["tokenizer"] = _origin(self.model)
         stored = {name: stored_rows(rows, name, folder, say) for name, rows in data.items()}
         return {name: section for name, section in (("model", model), ("data", stored)) if section}

@@ -120,10 +120,18 @@ def as_ours(
     """Return a recipe, or another system's file as one. That file's environment variables are set in this process."""
     from plaudit.settings.importers.files import opened
 
-    given = {} if recipe is None else recipe if isinstance(recipe, Mapping) else read(recipe)
+    given = {} if recipe is None else _texts(recipe) if isinstance(recipe, Mapping) else read(recipe)
     found = opened(given, method, deepspeed)
     os.environ.update(found.environment)
     return found
+
+
+def _texts(value: Any) -> Any:
+    """A recipe from Python, its paths as texts."""
+    if isinstance(value, Mapping):
+        return {key: _texts(entry) for key, entry in value.items()}
+    value = str(value) if isinstance(value, Path) else value
+    return type(value)(map(_texts, value)) if type(value) in (list, tuple) else value
 
 
 def completed(settings: Settings) -> Settings:
