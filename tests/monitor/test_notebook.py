@@ -56,3 +56,18 @@ def test_a_real_kernel_shows_one_table_with_all_steps(make_recipe: Any, tmp_path
     assert [f"{step}/4" in tables[0] for step in range(1, 5)] == [True] * 4
     assert not any("step 1/4" in html for html in shown), "its line is not printed too"
     assert "step 1/4" in next(tmp_path.rglob("log.txt")).read_text()
+
+
+@pytest.mark.slow
+def test_the_first_hour_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    """With fewer passes and steps, and from a folder of its own."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(Path(__file__).parents[2] / "examples" / "first_hour.ipynb", 4)
+    first = next(cell for cell in notebook.cells if "PASSES, STEPS = 12, 30" in cell.source)
+    first.source = first.source.replace("PASSES, STEPS = 12, 30", "PASSES, STEPS = 1, 2")
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+    assert "0 problems, 0 doubts" in said
+    assert said.count("image/png") == 2
+    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"sft", "dates"}
