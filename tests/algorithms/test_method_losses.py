@@ -263,6 +263,7 @@ def test_preference_loss(method: DPO, expected: float) -> None:
     assert float(loss) == pytest.approx(expected, abs=1e-6)
     assert figures["accuracy"] == 1.0
     assert figures["margin"] == pytest.approx(method.beta * (1.5 if method.length_average else 2.0))
+    assert figures["logratio/chosen"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("method", [GRPO(), OnlineDPO(), BestOfK()], ids=["grpo", "online-dpo", "best-of-k"])

@@ -63,7 +63,9 @@ def test_json_has_all_of_it(recipe: Path) -> None:
     told = json.loads(done.stdout)
     (one,) = told["runs"]
     assert (done.exit_code, told["ok"]) == (1, False)
-    assert one["problems"] == [{"key": "train.step", "text": "there is no setting train.step; did you mean steps?"}]
+    assert one["problems"] == [
+        {"key": "train.step", "text": "there is no setting train.step; did you mean train.steps?"}
+    ]
     assert [part["trained"] for part in one["sources"][0]["rows"][0][0]] == [False, True]
     assert one["needs"]["parameters"] > 0
 

@@ -89,7 +89,7 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["sft", "absent.yaml"], "no recipe absent.yaml"),
-        (["sft", "train.stepps=3"], "train.stepps .. mean steps"),
+        (["sft", "train.stepps=3"], "train.stepps .. mean train.steps"),
         (["pipeline", "absent.yaml"], "does not exist"),
         (["evaluate", "modle=x"], "modle .. mean model"),
         (["settings", "pp0"], "'pp0' .. mean ppo"),
@@ -169,7 +169,7 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
         (["name=../run", "overwrite=true"], "must be a plain folder name"),
         (["name=.", "overwrite=true"], "must be a plain folder name"),
         (["name=", "overwrite=true"], "must be a plain folder name"),
-        (["train.stepps=1", "overwrite=true"], "did you mean steps?"),
+        (["train.stepps=1", "overwrite=true"], "did you mean train.steps?"),
         (["train.batch_size=0", "overwrite=true"], "train.batch_size=0"),
     ):
         refused = plaudit("sft", recipe, *words)

@@ -48,15 +48,17 @@ def test_a_prompt_without_room_is_named(model: str, tmp_path: Path) -> None:
 
 
 def test_what_would_be_lost_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Is a directory"):
+    with pytest.raises(ValueError, match="exists already"):
         generate(settings("nobody/nothing", output=str(tmp_path)), ["x"])
     with pytest.raises(ValueError, match="samples=0"):
         generate(settings("nobody/nothing", sampling=SamplingSettings(samples=0)), ["x"])
     kept = tmp_path / "kept.jsonl"
     kept.write_text("kept\n")
+    with pytest.raises(ValueError, match=r"kept\.jsonl exists already"):
+        generate(settings("./absent", output=str(kept)), ["x"])
     for out in (kept, tmp_path / "new" / "answers.jsonl"):
         with pytest.raises(FileNotFoundError, match="no folder"):
-            generate(settings("./absent", output=str(out)), ["x"])
+            generate(settings("./absent", output=str(out), overwrite=True), ["x"])
     assert kept.read_text() == "kept\n"
     assert list((tmp_path / "new").iterdir()) == []
 

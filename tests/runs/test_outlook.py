@@ -82,8 +82,8 @@ def test_everything_is_found_at_once_with_its_key(recipe: dict[str, Any], tmp_pa
         ("optimizer.lr", "here it is optimizer.learning_rate"),
         ("optimizer.warmup", "must be at least 0 and below 1"),
         ("train.epochs", "Value 'many'"),
-        ("train.batch_sise", "did you mean batch_size?"),
-        ("train.step", "did you mean steps?"),
+        ("train.batch_sise", "did you mean train.batch_size?"),
+        ("train.step", "did you mean train.steps?"),
         ("data.overlong", "must be one of truncate, drop, error"),
         ("", "there is no absent.jsonl"),
         ("data.train", "rows.jsonl:2: the columns promt are not a known dialect"),
@@ -91,6 +91,13 @@ def test_everything_is_found_at_once_with_its_key(recipe: dict[str, Any], tmp_pa
         assert [text for own, text in told(one) if own == key and part in text], (key, part, told(one))
     assert len(told(one)) == 8
     assert [key for key, _ in told(one, problem=False)] == ["rollout.temperature", "threads"]
+
+
+def test_a_judge_is_no_policy(recipe: dict[str, Any], judge: Path, demo: Any) -> None:
+    recipe["model"] = {"path": str(judge)}
+    assert ("model.path", f"model.path={judge} is a reward or value model: give its policy") in told(found(recipe))
+    recipe |= {"method": "reward", "data": recipe["data"] | {"train": str(demo.preferences)}}
+    assert told(found(recipe)) == []
 
 
 def test_what_does_not_fit_the_model_is_found(recipe: dict[str, Any]) -> None:

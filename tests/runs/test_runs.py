@@ -459,6 +459,15 @@ def test_one_model_by_another_way_to_write_its_path_is_no_other(
     assert "warning" not in (done.folder / "log.txt").read_text()
 
 
+def test_a_resume_of_nothing_says_that_the_run_begins_at_its_start(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, train={"steps": 1})
+    done = run(load_settings(recipe, ["resume=latest"]))
+    said = "has nothing to resume: the run begins at its start"
+    assert said in (done.folder / "log.txt").read_text()
+    again = run(load_settings(recipe, ["resume=latest", "train.steps=2"]))
+    assert (again.folder / "log.txt").read_text().count(said) == 1
+
+
 def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, save={"every": 2})
     threads = []

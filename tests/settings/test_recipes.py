@@ -101,10 +101,10 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
             {"critic": {"rank": 1}},
             "critic.rank .. critic.lora_rank or model.lora.rank",
         ),
-        ({"optimizer": {"learning_rat": 1}}, "optimizer.learning_rat .. mean learning_rate"),
-        ({"optimizer": {"esp": 1}}, "optimizer.esp .. mean eps"),
-        ({"algorithm": {"clips": 1}}, "algorithm.clips .. mean clip"),
-        ({"rewards": [{"kind": "length"}, {"wieght": 1}]}, "rewards.1.wieght .. mean weight"),
+        ({"optimizer": {"learning_rat": 1}}, "optimizer.learning_rat .. mean optimizer.learning_rate"),
+        ({"optimizer": {"esp": 1}}, "optimizer.esp .. mean optimizer.eps"),
+        ({"algorithm": {"clips": 1}}, "algorithm.clips .. mean algorithm.clip"),
+        ({"rewards": [{"kind": "length"}, {"wieght": 1}]}, "rewards.1.wieght .. mean rewards.1.weight"),
         ({"zzzzzz": 1}, "zzzzzz .. algorithm, critic"),
         ({"train": {"steps": "many"}}, "train.steps: Value 'many'"),
         ({"train": {"steps": 1.5}}, "train.steps"),
@@ -148,15 +148,15 @@ def test_what_a_plugin_raises_is_told_with_its_place(source: str, told: str, tmp
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("train.step=1", "train.step .. mean steps"),
-        ("optimizer.beta=1", "optimizer.beta .. mean betas"),
-        ("algorithm.sample=1", "algorithm.sample .. mean samples"),
-        ("rewards.0.knd=x", "rewards.0.knd .. mean kind"),
-        ("rewards=[{knd: x}]", "rewards.0.knd .. mean kind"),
+        ("train.step=1", "train.step .. mean train.steps"),
+        ("optimizer.beta=1", "optimizer.beta .. mean optimizer.betas"),
+        ("algorithm.sample=1", "algorithm.sample .. mean algorithm.samples"),
+        ("rewards.0.knd=x", "rewards.0.knd .. mean rewards.0.kind"),
+        ("rewards=[{knd: x}]", "rewards.0.knd .. mean rewards.0.kind"),
         ("rewards.3.kind=length", "rewards.3.kind=length: "),
         ("rewards.first.kind=length", "no setting rewards.first"),
         ("+trian.steps=1", "trian .. mean train"),
-        ("~rollout.stopp", "rollout.stopp .. mean stop"),
+        ("~rollout.stopp", "rollout.stopp .. mean rollout.stop"),
         ("train.steps=x", "train.steps=x: "),
         ("train.steps=[1]", "train.steps=[1]: "),
         ("train.steps", "key.sub=value"),
@@ -205,7 +205,7 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:
     given_ = {"evaluation": {"promts": "x"}, "stages": {"sft": {"anything": 1}}}
-    with pytest.raises(SettingsError, match=r"evaluation\.promts; .* prompts"):
+    with pytest.raises(SettingsError, match=r"evaluation\.promts; .* evaluation.prompts"):
         load_tree(PipelineSettings, given_, free=("shared", "stages"))
     with pytest.raises(SettingsError, match=r"^evaluation\.limit: Value 'many'"):
         load_tree(PipelineSettings, {"evaluation": {"limit": "many"}})

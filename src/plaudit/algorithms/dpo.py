@@ -13,6 +13,7 @@ from plaudit.algorithms.figures import sampler_gap
 from plaudit.algorithms.pairs import Pairs, by_pair, pair_figures
 from plaudit.batch import Batch
 from plaudit.maths.losses import dpo_hinge, dpo_robust, dpo_sigmoid, ipo, preference_margin
+from plaudit.maths.ragged import row_sum
 from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
@@ -51,6 +52,8 @@ class DPO(Pairs):
         weight, _ = by_pair(batch.row_weight)
         loss = (self._of_margin(h) * weight).sum()
         figures = pair_figures(self.beta * h.detach(), weight) | sampler_gap(output.logprobs, batch)
+        ratios = row_sum((output.logprobs.detach() - batch.reference) * batch.trainable, batch.row, len(batch))
+        figures["logratio/chosen"] = float((by_pair(ratios)[0] * weight).sum())
         return loss, {"loss/policy": float(loss.detach())} | figures
 
     def _of_margin(self, h: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from plaudit.evaluate.measures import computing
 from plaudit.evaluate.policy import Policy
 from plaudit.evaluate.settings import GenerateSettings
 from plaudit.monitor.console import Reporter
-from plaudit.support.paths import at_home
+from plaudit.support.paths import at_home, check_writable
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
 from plaudit.types import Completion, Prompt
@@ -32,7 +32,10 @@ def generate(settings: GenerateSettings, prompts: Sequence[str] = ()) -> list[tu
         raise ValueError("no prompts: give --prompt TEXT, once or more, or prompts=FILE")
     out = None if settings.output is None else at_home(settings.output)
     if out is not None:
-        _writable(out)
+        if out.exists() and not settings.overwrite:
+            raise ValueError(f"{out} exists already: give another output, or set overwrite=true")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(out)
     policy = Policy.load(settings.model, device=computing(settings))
     asked = _asked(prompts, policy, settings)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
@@ -67,18 +70,6 @@ def _asked(prompts: Sequence[str], policy: Policy, settings: GenerateSettings) -
     return found
 
 
-def _writable(out: Path) -> None:
-    """Raise ValueError if `out` is not writable. Called before anything is loaded, since answers would be lost."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        there = out.exists()
-        out.open("a").close()
-        if not there:
-            out.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write the answers to {out}: {error.strerror}. Give another output.") from error
-
-
 def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None) -> None:
     if out is None:
         for prompt, completions in answered:
@@ -89,7 +80,7 @@ def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None)
         for prompt, completions in answered:
             for completion in completions:
                 file.write(json.dumps(_row(prompt, completion)) + "\n")
-    print(out)
+    print(f"{sum(len(completions) for _, completions in answered):,} answers: {out}")
 
 
 def _row(prompt: Prompt, completion: Completion) -> dict[str, Any]:

@@ -32,14 +32,11 @@ from plaudit.support.paths import at_home
 
 FRESH: dict[str, Any] = {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "n_positions": 512}
 """A model that learns from nothing on a CPU, in minutes."""
-SMALL = 100e6
-"""Most parameters of a small model."""
+SMALL = 100e6  # most parameters of a small model
 VOCABULARY = 2000
 MANY = 20_000  # rows that are looked at
-ROOM = 1024
-"""Most tokens of a row."""
-STEPS = {"demonstrations": 200, "pairs": 50}
-"""Steps to aim for with few rows."""
+ROOM = 1024  # most tokens of a row
+STEPS = {"demonstrations": 200, "pairs": 50}  # to aim for with few rows
 MOST = {"small": {"demonstrations": 20, "pairs": 5}, "large": {"demonstrations": 3, "pairs": 3}}
 """Most passes over the rows: a pretrained model learns them by heart sooner."""
 
@@ -79,8 +76,11 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
         for leaf in leaves(settings)
         if leaf.value != "" and (leaf.key in keys or any(key.startswith(f"{leaf.key}.") for key in keys))
     ]
+    fresh = settings.model.tokenizer == model.get("tokenizer", "") and not Path(model["tokenizer"]).exists()
+    if fresh and not rows:
+        raise SettingsError("a model from nothing gets a tokenizer that is trained on your rows: give data.train=FILE")
     output.parent.mkdir(parents=True, exist_ok=True)
-    if settings.model.tokenizer == model.get("tokenizer", "") and not Path(model["tokenizer"]).exists():
+    if fresh:
         train_tokenizer(_texts([row for _, row in rows]), Path(model["tokenizer"]), vocabulary=VOCABULARY)
         said.append(f"{model['tokenizer']}: a tokenizer, trained on {train}")
     head = f"# {METHODS[method]}\n#   plaudit check {output}\n#   plaudit {method} {output}\n"
@@ -90,7 +90,7 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
 
 def _passes(rows: int, passes: int, batch: int) -> str:
     """Say how often the rows are read, and the steps of that where all rows were counted."""
-    steps = f" make about {round(passes * 0.9 * rows / batch):,} steps" if rows < MANY else ""
+    steps = f" make about {passes * math.ceil(0.9 * rows / batch):,} steps" if rows < MANY else ""
     return f"{rows:,} rows{' or more' * (rows >= MANY)}: {passes} passes{steps}"
 
 

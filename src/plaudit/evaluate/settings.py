@@ -95,6 +95,8 @@ class GenerateSettings(ComputeSettings):
     """Seed of the answers. Each prompt has its own random stream."""
     output: str | None = None
     """File of JSON lines for the answers. Null prints them."""
+    overwrite: bool = False
+    """Replace an `output` that exists."""
 
     def contradictions(self) -> Iterator[str]:
         yield from (f"prompts: there is no {name}; --prompt gives a text itself" for name in absent(self.prompts))

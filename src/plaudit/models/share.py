@@ -90,10 +90,7 @@ def read_weights(share: Share, *, files: Sequence[Path], dtype: torch.dtype, see
     lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
     there = stored_in(files)
     if layout.head == "lm" and scalar_head in there:
-        raise ValueError(
-            f"{folder} is a reward or value model ({scalar_head}) and has no LM head. "
-            'Load it with head="scalar", or give the policy it was trained from.'
-        )
+        raise ValueError(f"{folder} is a reward or value model ({scalar_head}) and has no LM head: give its policy")
     found = {name: (key, there[key]) for key in there if (name := stored_name(family, key, layout.parts)) is not None}
     fresh = layout.head == "scalar" and scalar_head not in found
     missing = layout.stored.keys() - found.keys() - ({scalar_head} if fresh else set())

@@ -188,6 +188,8 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
     with found.asking("model.path"):
         if s.model.path is not None and at_home(s.model.path).is_dir():
             found.config = folder_config(local_folder(s.model.path))
+            if "Classification" in str(found.config.get("architectures")) and "judge" not in s.objective.losses():
+                raise SettingsError(f"model.path={s.model.path} is a reward or value model: give its policy")
     tokenizer = s.model.tokenizer or s.model.path
     if tokenizer is not None and at_home(tokenizer).is_dir():
         found.tokenizer = tokenizer

@@ -104,7 +104,8 @@ def _run(
     store.fetch(settings.resume)
     resume, problems = find_resume(settings, store)
     reporter.log_to(folder / records.LOG)
-    for warning in (*warnings, *(f"{problem}; an older checkpoint is used" for problem in problems)):
+    none = [f"{folder} has nothing to resume: the run begins at its start"] if settings.resume and not resume else []
+    for warning in (*warnings, *none, *(f"{problem}; an older checkpoint is used" for problem in problems)):
         reporter.say(f"warning: {warning}")
     if resume is not None:
         settings = records.resumed(settings, folder, reporter.say)

@@ -355,7 +355,7 @@ def unknown_keys(
             elsewhere = [leaf.key for leaf in every if leaf.key.rpartition(".")[2] == key]
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
-            near = one_of(here + elsewhere) if few else nearest(str(key), known)
+            near = one_of(here + elsewhere) if few else nearest(str(key), known, prefix)
             theirs = {one: told for one in flat(value, path) if (told := meant_in(root, one))}
             answers = {path: near} if few or not theirs else theirs
             yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())

@@ -207,12 +207,12 @@ def refuse(problems: list[str], *, plain: bool = False) -> None:
         raise SettingsError("the settings cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error: a question that names the nearest one, or a list if none is near."""
+def nearest(name: str, known: Iterable[str], within: str = "") -> str:
+    """Return the end of an error: a question that names the nearest one, after `within`, or a list if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close or not names:
-        return one_of(close) if close else "; there are none"
+        return one_of(within + one for one in close) if close else "; there are none"
     return f"; there are {', '.join(names[:MANY])}{' ...' if len(names) > MANY else ''}"
 
 
