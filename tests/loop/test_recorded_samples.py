@@ -55,6 +55,15 @@ def test_a_sample_by_hand() -> None:
     assert other["advantage"] is None  # another group's
 
 
+def test_a_prompts_reference_is_beside_each_of_its_answers() -> None:
+    asked = group(0)
+    referring = replace(asked, prompt=replace(asked.prompt, answer="\\boxed{4}"))
+    of = [list(sample_records(one, {}, PIECES)) for one in (referring, asked)]
+    assert [record["answer"] for record in of[0]] == ["\\boxed{4}"] * 2
+    assert [{name: value for name, value in record.items() if name != "answer"} for record in of[0]] == of[1]
+    assert not any("answer" in record for record in of[1])
+
+
 def test_the_learners_logprobs_are_those_before_the_first_update_where_it_has_them() -> None:
     batch = Batch.of([ROW]).with_columns(proximal=torch.tensor([0.0, 0.0, -0.5, -0.75]))
     (record, _) = sample_records(group(0), row_columns(batch, [seen(ROW, [0.0] * 4, [0.0, 0.0, 1.0, 2.0])]), PIECES)

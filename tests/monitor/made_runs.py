@@ -44,9 +44,10 @@ def make_run(
     samples: int = 4,
     seed: int = 0,
     texts: Sequence[str] = (),
+    references: Sequence[str] = (),
     rate: float = 3e-4,
 ) -> Path:
-    """Write a run's records. `texts` are the answers of its last step, in turn."""
+    """Write a run's records. `texts` are the answers of its last step, `references` those of its prompts, in turn."""
     rng = random.Random(seed)
     folder.mkdir(parents=True)
     settings = (
@@ -57,10 +58,11 @@ def make_run(
     _records(folder, steps, rng, begun)
     with Samples(folder / "samples.jsonl", budget=10**9, steps=steps, after=0) as file:
         for step in range(1, steps + 1):
-            held_out = [_group(rng, step, 0, samples, ())] if step % 10 == 0 else []
+            held_out = [_group(rng, step, 0, samples, (), references)] if step % 10 == 0 else []
             last = texts if step == steps else ()
             kinds: dict[str, Any] = {"validation": (len(held_out), held_out)}
-            kinds["train"] = (prompts, (_group(rng, step, number, samples, last) for number in range(prompts)))
+            made = (_group(rng, step, number, samples, last, references) for number in range(prompts))
+            kinds["train"] = (prompts, made)
             file.write(step, kinds)
     lines = [f"2026-01-01 12:00:00 step {step:>3}/{steps}  loss 0.1" for step in range(1, steps + 1)]
     lines += [f"2026-01-01 12:00:00 {ENDS[state]}"] if ENDS[state] else []
@@ -94,7 +96,9 @@ def _records(folder: Path, steps: int, rng: random.Random, begun: float) -> None
     (folder / "health.jsonl").write_text(as_line(alarm))
 
 
-def _group(rng: random.Random, step: int, number: int, samples: int, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _group(
+    rng: random.Random, step: int, number: int, samples: int, texts: Sequence[str], references: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     film = FILMS[number % len(FILMS)]
     for sample in range(samples):
         words = rng.choices(WORDS, k=rng.randint(4, 24))
@@ -108,6 +112,7 @@ def _group(rng: random.Random, step: int, number: int, samples: int, texts: Sequ
             "greedy": False,
             "prompt_id": f"prompts.jsonl:{number + 1}",
             "prompt": f"We saw {film} yesterday. In one word, it was",
+            **({"answer": references[number % len(references)]} if references else {}),
             "completion": text,
             "finish": "length" if sample == 3 else "eos",
             "tokens": count,

@@ -37,11 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "ppo", steps=30, state="running")
     make_run(folder / "other", steps=20, seed=1, rate=1e-3)
-    make_run(folder / "<img src=x onerror=window.hit=1>", steps=2, prompts=25, texts=XSS)
+    make_run(folder / "<img src=x onerror=window.hit=1>", steps=2, prompts=25, texts=XSS, references=XSS)
     make_run(folder / "escapes", steps=1, prompts=5, texts=ESCAPES)
     make_run(folder / "a, b 100%", steps=10, seed=2)
     make_plain(folder / "plain")
     make_run(folder / "wordless", steps=1, prompts=1, texts=["", " Four."])
+    make_run(folder / "graded", steps=2, prompts=2, references=["\u202ebright", "\n".join(map(str, range(99)))])
     return folder
 
 
@@ -143,6 +144,7 @@ def test_a_hundred_scripts_of_a_model_are_text(visit: Visit, address: str, tmp_p
     until(page, "document.querySelectorAll('#view .answer').length === 100")
     shown = page.eval_on_selector_all("#view .answer > .text", "all => all.map(one => one.textContent)")
     assert shown == XSS
+    assert references(page, ".prompt") == [f"reference: {text}" for text in XSS[:25]]
     for place in range(0, 100, 9):
         page.locator("#view .answer").nth(place).click()
         page.wait_for_selector("dialog[open] .tokens span")
@@ -177,6 +179,34 @@ def test_an_answer_without_words_says_so(visit: Visit, address: str) -> None:
     page.wait_for_selector(".answer")
     shown = page.eval_on_selector_all(".answer > .text", "all => all.map(one => one.textContent)")
     assert shown == ["(an empty answer)", " Four."] * 2
+
+
+def references(page: Any, within: str) -> list[str]:
+    found = page.eval_on_selector_all(f"{within} > .text", "all => all.map(one => one.textContent)")
+    return [text for text in found if text.startswith("reference")]
+
+
+def test_a_prompts_reference_stands_below_it_once(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="graded", tab="answers")
+    page.wait_for_selector(".answer")
+    first, long = references(page, ".prompt")
+    assert (first, long[:14]) == ("reference: \\u202ebright", "reference: 0\n1")
+    heights = page.eval_on_selector_all(".prompt .text", "all => all.map(one => one.clientHeight)")
+    assert max(heights) < 200 and len(heights) == 4, "it is cut as a long prompt is"
+    page.locator(".answer").first.click()
+    page.wait_for_selector("dialog[open] .tokens span")
+    assert references(page, "dialog") == [first]
+    page = visit.go(address, run="graded", tab="pairs", **{"with": "ppo"})
+    page.wait_for_selector(".two .answer")
+    assert references(page, ".prompt") == [first], "of the run that has one"
+    for state in ({"tab": "answers"}, {"tab": "pairs"}):
+        page = visit.go(address, run="other", **state)
+        page.wait_for_selector(".answer")
+        assert not references(page, ".prompt")
+    page.locator(".answer").first.click()
+    page.wait_for_selector("dialog[open] .tokens span")
+    assert not references(page, "dialog")
+    assert "null" not in page.locator("dialog").inner_text()
 
 
 def test_a_reader_finds_sorts_and_opens_answers(visit: Visit, address: str) -> None:

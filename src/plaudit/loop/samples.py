@@ -30,7 +30,7 @@ DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
 
 SIZE = (450, 45)
-"""Bytes that a record is taken to have beside the prompt's text, and each token in it: rather few, as what then does
+"""Bytes that a record is taken to have beside prompt and reference, and each token in it: rather few, as what then does
 not fit is left out when it is written."""
 
 PART = "\ufffd"
@@ -145,7 +145,7 @@ def recording(
 def _first(groups: Sequence[Group], room: int, least: int) -> tuple[list[Group], int]:
     """Return the first groups that fit into `room` bytes, at least `least` of them, and the room that is left."""
     for number, group in enumerate(groups):
-        each = SIZE[0] + len(group.prompt.text)
+        each = SIZE[0] + len(group.prompt.text) + len(group.prompt.answer or "")
         size = sum(each + SIZE[1] * len(response.tokens) for response in group.responses)
         if size > room and number >= least:
             return list(groups[:number]), room
@@ -192,6 +192,7 @@ def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | Non
 def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
     """Yield a group's responses as JSON values. Equal answers get their columns in the order of their rows."""
     prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
+    reference = {} if group.prompt.answer is None else {"answer": group.prompt.answer}
     completions = here([response.completion for response in group.responses])
     for number, (response, completion) in enumerate(zip(group.responses, completions, strict=True)):
         response = replace(response, completion=completion)
@@ -207,6 +208,7 @@ def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces)
             "greedy": response.greedy,
             "prompt_id": group.prompt.id,
             "prompt": group.prompt.text,
+            **reference,
             **_answer(response),
             **_by_token(response, columns, pieces),
         }

@@ -31,7 +31,8 @@
     el("div", { className: "head" },
       el("h3", {}, `Step ${row.step}, prompt ${row.group}${row.kind === "train" ? "" : ` (${row.kind})`}`),
       el("button", { onclick: () => { plaudit.go({ tab: "pairs", prompt: row.prompt_id }); plaudit.render(); } }, "All answers to it")),
-    el("div", { className: "quiet" }, row.prompt_id), el("div", { className: "text", tabIndex: 0 }, row.prompt));
+    el("div", { className: "quiet" }, row.prompt_id), el("div", { className: "text", tabIndex: 0 }, row.prompt),
+    plaudit.reference(row, { tabIndex: 0 }));
 
   const card = (row) => el("button", { className: "answer", onclick: () => plaudit.showAnswer(plaudit.state.run, row.at).catch((e) => plaudit.tell(e.message)) },
     plaudit.facts(row), plaudit.said(row));

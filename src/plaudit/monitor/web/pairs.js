@@ -45,10 +45,11 @@
       const choices = [...known].map(([id, text]) => [id, `${text.replace(/\s+/g, " ").slice(0, 70)} (${id.slice(-30)})`]);
       const columns = await Promise.all(names.map((name) => column(name, prompt)));
       if (mine !== plaudit.turn) return;
-      const text = columns.map(([, row]) => row?.prompt).find(Boolean);
+      const of = (name) => columns.map(([, row]) => row?.[name]).find(Boolean);
       into.replaceChildren(
         el("div", { className: "row" }, plaudit.select("Prompt", choices, prompt, (value) => { plaudit.go({ prompt: value }); this.show(into); })),
-        el("div", { className: "prompt" }, el("div", { className: "quiet" }, prompt), el("div", { className: "text", tabIndex: 0 }, text ?? "")),
+        el("div", { className: "prompt" }, el("div", { className: "quiet" }, prompt), el("div", { className: "text", tabIndex: 0 }, of("prompt") ?? ""),
+          plaudit.reference({ answer: of("answer") }, { tabIndex: 0 })),
         names.length > 1 ? "" : el("p", { className: "quiet" }, "Compare with another run to see its answers beside these."),
         el("div", names.length > 1 ? { className: "two", tabIndex: 0, role: "region", "aria-label": "Answers of each run" } : {}, columns.map(([made]) => made)));
     },

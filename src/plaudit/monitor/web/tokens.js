@@ -66,6 +66,9 @@
       answer.greedy ? el("span", {}, "greedy") : null, ...more);
   };
 
+  // What rules compare answers with, to stand below the prompt; "" for a prompt without a reference.
+  plaudit.reference = (row, properties = {}) => (row.answer ? el("div", { className: "text", ...properties }, `reference: ${row.answer}`) : "");
+
   plaudit.said = (answer) => el("span", { className: "text" },
     answer.completion || el("span", { className: "quiet" }, "(an empty answer)"));
 
@@ -97,7 +100,7 @@
         el("h2", { id: "answer-title" }, `Step ${answer.step}, group ${answer.group}, sample ${answer.sample} (${answer.kind})`),
         el("button", { onclick: () => dialog.close() }, "Close")),
       el("p", {}, plaudit.facts(answer)),
-      el("h3", {}, "Prompt "), el("p", { className: "quiet" }, answer.prompt_id), el("div", { className: "text" }, answer.prompt),
+      el("h3", {}, "Prompt "), el("p", { className: "quiet" }, answer.prompt_id), el("div", { className: "text" }, answer.prompt), plaudit.reference(answer),
       el("h3", {}, "Answer"), plaudit.said(answer),
       el("h3", {}, "By token"), el("div", { className: "row" }, choose), box, about, scale);
     if (!dialog.open) dialog.showModal();
