@@ -88,7 +88,8 @@ def test_every_figure_stands_on_its_page_with_a_unit(whole: tuple[Evaluation, Pa
     assert all(unit for _, unit in rows)
     known = {name for names, _ in rows for name in re.findall("`(.+?)`", names)}
     of_llm = ["consistent/llm", "unparsed/llm", "failed/llm"]
-    names = [*whole[0].figures, *of_llm, "pass@4/gold", "reward/gold/failed", "preference/policy/accuracy", "agreement"]
+    of_gold = ["pass@4/gold", "reward/gold/failed", "reward/gold/PART"]
+    names = [*whole[0].figures, *of_llm, *of_gold, "preference/policy/accuracy", "agreement"]
     general = {re.sub("pass@[0-9]+", "pass@K", re.sub("/(gold|judge)(?=/|$)", "/NAME", name)) for name in names}
     general = {name.replace("preference/NAME", "preference/judge") for name in general}
     assert general - known == set()
@@ -168,6 +169,19 @@ def test_gold_is_called_with_its_options(task: Task, tmp_path: Path) -> None:
     assert result.figures["reward/gold"].value == 6.0  # type: ignore[union-attr]
 
 
+def test_parts_are_in_the_table_and_beside_their_answers(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def graded(completion):\n    return {'reward': 1, 'form': len(completion)}\n")
+    rewards = [RewardSettings(kind="function", function=f"{tmp_path / 'mine.py'}:graded")]
+    out = tmp_path / "out"
+    result = evaluate(everything(task, kinds=["reward", "comparison"], rewards=rewards, output=str(out)))
+    lines = read_jsonl(out / "generations.jsonl")
+    assert [line["parts"] for line in lines] == [{"graded/form": len(line["completion"])} for line in lines]
+    mean = fmean(line["parts"]["graded/form"] for line in lines)
+    assert result.figures["reward/graded/form"].value == pytest.approx(mean)  # type: ignore[union-attr]
+    assert "reward/graded/form" in shown(result.table())
+    assert read_jsonl(out / "comparison.jsonl")[0]["model"]["parts"] == lines[0]["parts"]
+
+
 class Followed(Reporter):
     """Keeps its bars, and how each went on."""
 
@@ -220,6 +234,16 @@ def test_what_would_be_lost_is_refused_before_models(tmp_path: Path) -> None:
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, output=str(tmp_path / "file/within")))
     with pytest.raises(ValueError, match=r"gold: .*gold_reward"):
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=f"{GOLD}s"))
+
+
+@pytest.mark.parametrize(
+    ("gold", "names", "twice"),
+    [(None, ("", ""), "gold_reward"), (GOLD, ("gold",), "gold"), (None, ("judge",), "judge")],
+)
+def test_two_measures_of_one_name_are_refused(gold: str | None, names: tuple[str, ...], twice: str) -> None:
+    rewards = [RewardSettings(kind="function", function=GOLD, name=name) for name in names]
+    with pytest.raises(ValueError, match=rf"'{twice}'.*`name`"):
+        evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=gold, rewards=rewards))
 
 
 def test_figures_under_home_are_there_alone(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,24 @@ def test_what_only_says_right_or_wrong_is_a_share() -> None:
     assert found["reward/gold/first"] == share_interval([1.0, 1.0])
 
 
+def test_parts_of_a_reward_are_averaged_as_it_is() -> None:
+    """A part counts where it is: beside no score, and not where it is infinite. One called `failed` is no count."""
+
+    def gold(completion: str) -> dict[str, float | None]:
+        parts = {"right": float(completion == "a"), "failed": 7.0} | ({"form": math.inf} if completion == "d" else {})
+        return {"reward": None if completion == "b" else 0.5, "form": float(len(completion)), **parts}
+
+    groups = [[answer("a"), answer("b")], [answer("ccc"), answer("d")]]
+    answers = scored(groups, {"gold": FunctionReward(gold)})
+    found = reward_figures(answers)
+    assert list(found) == ["reward/gold", "reward/gold/form", "reward/gold/right", "reward/gold/not_applicable"]
+    assert found["reward/gold/form"] == mean_interval([1.0, 3.0])
+    assert found["reward/gold/right"] == share_interval([0.5, 0.0])
+    lines = [one.json() for group in answers for one in group]
+    assert lines[1]["parts"] == {"gold/form": 1.0, "gold/right": 0.0, "gold/failed": 7.0}
+    assert lines[3]["parts"] == {"gold/right": 0.0, "gold/failed": 7.0}
+
+
 def test_answers_that_a_reward_is_not_meant_for_are_counted_apart() -> None:
     def gold(completion: str) -> float | None:
         return None if completion == "b" else 1 / len(completion)

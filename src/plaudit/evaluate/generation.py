@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from statistics import fmean
 
-from plaudit.evaluate.policy import Answer, Answers
+from plaudit.evaluate.policy import Answers
 from plaudit.evaluate.statistics import Interval, mean_interval, pass_at_k, share_interval
 from plaudit.support.visible import visible
 
 Figures = dict[str, Interval | float]
+TAKEN = {"failed", "not_applicable", "first", "second"}  # figures of a reward: a part of such a name has none
 
 
 def generation_figures(answers: Answers) -> Figures:
@@ -23,11 +24,14 @@ def generation_figures(answers: Answers) -> Figures:
 
 
 def reward_figures(answers: Answers) -> Figures:
-    """Mean of every reward, and the number of answers that it failed on or does not apply to, if any. Several answers
-    to a prompt are averaged first. Raises ValueError with a reason if a reward scored nothing."""
+    """Mean of every reward and its parts, and the number of answers that it failed on or does not apply to, if any.
+    Answers to a prompt are averaged first. Raises ValueError with a reason if a reward scored nothing."""
     figures: Figures = {}
     for name in answers[0][0].scores:
         figures[f"reward/{name}"] = reward_mean(answers, name)
+        parts = [[answer.parts(name) for answer in group] for group in answers]
+        for part in sorted({part for group in parts for own in group for part in own} - TAKEN):
+            figures[f"reward/{name}/{part}"] = _mean([[own[part] for own in group if part in own] for group in parts])
         scores = [answer.scores[name] for group in answers for answer in group]
         if failed := sum(score.failed for score in scores):
             figures[f"reward/{name}/failed"] = float(failed)
@@ -41,9 +45,7 @@ def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *,
     without a score are left out, and so are prompts with fewer than k others. Raises ValueError if none is left."""
     figures: Figures = {}
     for name in names:
-        scores = [
-            [score.value for answer in group if (score := answer.scores[name]).value is not None] for group in answers
-        ]
+        scores = _values(answers, name)
         for k in ks:
             found = [pass_at_k(len(own), sum(v >= least for v in own), k) for own in scores if len(own) >= k]
             if not found:
@@ -53,9 +55,13 @@ def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *,
 
 
 def reward_mean(answers: Answers, name: str) -> Interval:
-    """Mean of a reward: a share if it only says right or wrong. Raises ValueError if it scored nothing."""
-    means = list(prompt_means(answers, name).values())
-    return share_interval(means) if verdicts(answers, name) else mean_interval(means)
+    """Mean of a reward. Raises ValueError if it scored nothing."""
+    values = _values(answers, name)
+    if not any(values):
+        first = answers[0][0]
+        reason = visible(f"{first.scores[name].reason} ({first.completion.text[:80]!r})", line=True)
+        raise ValueError(f"the reward {name!r} scored no answer; the first: {reason}")
+    return _mean(values)
 
 
 def verdicts(answers: Answers, name: str) -> bool:
@@ -63,20 +69,15 @@ def verdicts(answers: Answers, name: str) -> bool:
     return all(answer.scores[name].value in (0, 1, None) for group in answers for answer in group)
 
 
-def prompt_means(answers: Answers, name: str) -> dict[int, float]:
-    """Mean score of each prompt's scored answers, by the prompt's index."""
-    means: dict[int, float] = {}
-    for place, group in enumerate(answers):
-        values = [value for answer in group if (value := answer.scores[name].value) is not None]
-        if values:
-            means[place] = fmean(values)
-    if not means:
-        raise ValueError(f"the reward {name!r} scored no answer; the first: {_reason(answers[0][0], name)}")
-    return means
+def _values(answers: Answers, name: str) -> list[list[float]]:
+    """A reward's scores of each prompt's answers, without those that it did not score."""
+    return [[value for answer in group if (value := answer.scores[name].value) is not None] for group in answers]
 
 
-def _reason(answer: Answer, name: str) -> str:
-    return visible(f"{answer.scores[name].reason} ({answer.completion.text[:80]!r})", line=True)
+def _mean(values: Sequence[Sequence[float]]) -> Interval:
+    """Mean of the prompts' means, of those that have values: a share if each value only says right or wrong."""
+    means = [fmean(own) for own in values if own]
+    return share_interval(means) if all(value in (0, 1) for own in values for value in own) else mean_interval(means)
 
 
 def distinct(texts: Sequence[str], n: int) -> float | None:

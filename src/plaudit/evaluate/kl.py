@@ -22,9 +22,8 @@ def kl_figures(
 ) -> dict[str, Interval]:
     """In nats: summed over an answer and averaged over answers (`kl`), and averaged over tokens (`kl/token`).
 
-    d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d, and k3, which is never
-    negative, beside it. A mean of k1, or a bound, that chance puts below 0 is 0, as a KL is at least. The answers must
-    be whole samples: nothing cut off the policy's distribution.
+    d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d, and k3 beside it. What
+    chance puts below 0 is 0, as a KL is at least. The answers must be whole samples of the policy.
     """
     check_comparable(policy, reference)
     batch = Batch.of([answer.row() for group in answers for answer in group])

@@ -33,7 +33,7 @@ class Measures:
     def __init__(self, settings: ScoringSettings, say: Callable[[str], None], *, as_chat: bool | None = None):
         self.scoring, self.as_chat = settings, as_chat
         self.device = computing(settings)
-        self.functions = {} if settings.gold is None else {"gold": _gold(settings)}
+        functions = [] if settings.gold is None else [("gold", _gold(settings))]
         self.learned: list[tuple[str, RewardSettings]] = []
         """Judges and servers, which must know whose tokens they are asked about."""
         for entry in settings.rewards:
@@ -41,19 +41,15 @@ class Measures:
                 self.learned.append((entry.name or (entry.path if entry.kind == "judge" else "http"), entry))
             else:
                 function = function_reward(entry)
-                self._add(function.name, function)
+                functions.append((function.name, function))
             if entry.kind == "http":
                 for problem in finished(check_servers(entry)):
                     say(f"warning: {problem}; the other reward servers are used")
-        names = ["judge", *self.functions, *(name for name, _ in self.learned)]
+        self.functions = dict(functions)
+        names = ["judge", *(name for name, _ in (*functions, *self.learned))]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two measures are called {twice[0]!r}: give each entry of rewards a `name` of its own")
         self._judges: dict[str, Judge] = {}
-
-    def _add(self, name: str, reward: Reward) -> None:
-        if name in self.functions:
-            raise ValueError(f"two measures are called {name!r}: give each entry of rewards a `name` of its own")
-        self.functions[name] = reward
 
     def judge(self, path: str) -> Judge:
         """The judge of a checkpoint."""

@@ -53,6 +53,10 @@ class Answer:
         """Log-prob of the whole completion, as it was drawn."""
         return sum(self.completion.logprobs)
 
+    def parts(self, name: str) -> dict[str, float]:
+        """What a reward returned beside its score, without numbers that are not finite."""
+        return {part: value for part, value in self.scores[name].parts.items() if abs(value) < float("inf")}
+
     def row(self) -> Row:
         """Prompt and completion as a row whose completion is scored."""
         before, after = self.prompt.tokens, self.completion.tokens
@@ -66,6 +70,7 @@ class Answer:
             "tokens": len(self.completion.tokens),
             "logprob": self.logprob,
             "rewards": {name: score.value for name, score in self.scores.items()},
+            "parts": {f"{name}/{part}": value for name in self.scores for part, value in self.parts(name).items()},
         }
 
 
