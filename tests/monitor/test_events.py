@@ -9,7 +9,7 @@ from plaudit.monitor.sinks import read_jsonl
 
 
 def test_requests_at_the_same_time_are_one_stretch_which_new_weights_cut(tmp_path: Path) -> None:
-    """Two requests overlap from 1 to 4; new weights come at 3. One of a millisecond is left out."""
+    """Two requests overlap from 1 to 4; new weights come at 3. One of a millisecond waits for more."""
     now = [0.0]
     with Events(tmp_path / "events.jsonl", clock=lambda: now[0]) as events:
         one, two = events.doing("engine", "samples"), events.doing("engine", "samples")
@@ -27,6 +27,24 @@ def test_requests_at_the_same_time_are_one_stretch_which_new_weights_cut(tmp_pat
     assert read_jsonl(tmp_path / "events.jsonl") == [
         {"worker": "engine", "phase": "samples", "begin": 1.0, "end": 3.0, "version": 0},
         {"worker": "engine", "phase": "samples", "begin": 3.0, "end": 4.0, "version": 1},
+    ]
+
+
+def test_short_stretches_are_recorded_together(tmp_path: Path) -> None:
+    """Twelve rewards of 2 ms, each before 98 ms of learning: 24 ms in four stretches that end with every third."""
+    now = [0.0]
+    with Events(tmp_path / "events.jsonl", clock=lambda: now[0]) as events:
+        for _ in range(12):
+            with events.doing("rewards", "scores"):
+                now[0] += 0.002
+            with events.doing("learner", "learns"):
+                now[0] += 0.098
+    found = [one for one in read_jsonl(tmp_path / "events.jsonl") if one["phase"] == "scores"]
+    assert [(one["begin"], one["end"]) for one in found] == [
+        (0.196, 0.202),
+        (0.496, 0.502),
+        (0.796, 0.802),
+        (1.096, 1.102),
     ]
 
 

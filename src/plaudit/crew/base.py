@@ -16,6 +16,7 @@ from plaudit.loop.hooks import Remembered
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
+from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
 from plaudit.settings.checks import Longest
@@ -56,7 +57,7 @@ class Crew(Protocol):
         """The gangs of models that are trained, and of a reference. By default all share the training ranks."""
         ...
 
-    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
         """The judge of a reward, for answers that `tokenizer` made."""
         ...
 

@@ -22,6 +22,7 @@ from plaudit.loop.hooks import Remembered
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
+from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import Engine, Sampler
@@ -81,7 +82,7 @@ class LocalCrew:
     def cast(self) -> Cast:
         return Cast.together(LocalGang(self.trainer), self.settings.objective, self.settings.reference.ema)
 
-    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
         """Return the judge. It scores while the engine is idle, since both compute in this process."""
         engine = self.engine
         assert engine is not None

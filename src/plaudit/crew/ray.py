@@ -33,6 +33,7 @@ from plaudit.models.load import load_tokenizer
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
+from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
@@ -280,7 +281,7 @@ class RayCrew:
 
     # --- rewards
 
-    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
         """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
         processes. In this one it keeps a thread busy, so that ranks and workers need not wait for it."""
         as_chat = self.settings.data.as_chat

@@ -2,8 +2,7 @@
 
     {"worker": "rollout worker 1", "phase": "samples", "begin": 1764000000.12, "end": 1764000003.4, "version": 7}
 
-Times are seconds since 1970, so that they fit together after a resume. A worker that does one thing for several
-requests at once has one stretch.
+Times are seconds since 1970, also after a resume. What a worker does for several requests at once is one stretch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from plaudit.monitor.sinks import JsonLines
 
 LEAST = 0.005
-"""Seconds; a shorter stretch is not recorded."""
+"""Seconds; shorter stretches are recorded as one once they last that long together."""
 
 Doing = Callable[[str, str], AbstractContextManager[None]]
 """`with doing(worker, phase):` records when a worker does something."""
@@ -38,14 +37,17 @@ class Events(JsonLines):
     def __init__(self, path: Path, *, version: int = 0, clock: Callable[[], float] = time.time):
         super().__init__(path)
         self.version, self.clock = version, clock
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._lanes, self._short = dict[tuple[str, str], Lane](), dict[tuple[str, str], float]()
         self._spent = {"samples": 0.0, "scores": 0.0}
         self._counted = clock()
 
     def add(self, worker: str, phase: str, begin: float, end: float, version: int) -> None:
-        if end - begin >= LEAST:
-            begin, end = round(begin, 3), round(end, 3)
-            self.write({"worker": worker, "phase": phase, "begin": begin, "end": end, "version": version})
+        begin -= self._short.pop((worker, phase), 0.0)
+        if end - begin < LEAST:
+            self._short[worker, phase] = end - begin
+        else:
+            times = {"begin": round(begin, 3), "end": round(end, 3)}
+            self.write({"worker": worker, "phase": phase, **times, "version": version})
 
     @contextmanager
     def doing(self, worker: str, phase: str) -> Iterator[None]:
@@ -71,8 +73,7 @@ class Events(JsonLines):
         self._counted = now
 
     def spent(self) -> dict[str, float]:
-        """Seconds since the last call in which answers were sampled, and in which only rewards were computed. Empty if
-        nothing was."""
+        """Seconds since the last call in which answers were sampled, and in which only rewards were; {} if none."""
         self._count()
         found, self._spent = self._spent, dict.fromkeys(self._spent, 0.0)
         return {"time/generate": found["samples"], "time/rewards": found["scores"]} if any(found.values()) else {}

@@ -260,7 +260,7 @@ class _Measured:
         sampler, draws = self.crew.sampler(lambda worker, phase: nullcontext()), self.made.draws()
         prompts = list(self.made.items[:4])
         answered = await asyncio.gather(*(sampler.generate(one.tokens, draws) for one in prompts))
-        rewards: Any = self.job.reward(self.crew)
+        rewards: Any = self.job.reward(self.crew, lambda worker, phase: nullcontext())
         found = {}
         for (reward, _, name), given in zip(rewards.rewards, self.settings.rewards, strict=True):
             points = Points()

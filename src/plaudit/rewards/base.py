@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from plaudit.types import Completion, Prompt, Score
 
 Unscored = TypeVar("Unscored")
+Timing = Callable[[], AbstractContextManager[None]]
 
 
 class Reward(Protocol):
@@ -43,9 +44,9 @@ class Turns:
 
 
 class TimedReward:
-    """A reward that records the time of each call."""
+    """A reward that records the time of each call. A sum's parts are timed one by one, since the sum also waits."""
 
-    def __init__(self, reward: Reward, doing: Callable[[], AbstractContextManager[None]]):
+    def __init__(self, reward: Reward, doing: Timing):
         self.reward, self.doing = reward, doing
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:

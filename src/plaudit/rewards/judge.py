@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from plaudit.rewards.base import completed
+from plaudit.rewards.base import Timing, completed
 from plaudit.runtime.queue import Queue
 from plaudit.runtime.worker import AnswersLost
 from plaudit.types import Completion, Prompt, Score
@@ -57,6 +58,7 @@ class JudgeReward:
             raise ValueError(f"batch={batch} must be at least 1, the number of sequences that the judge scores at once")
         self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
         self.encode, self.longest = encode, math.inf if longest is None else longest
+        self.doing: Timing = nullcontext  # active while it scores, not while it waits
         self._queue: Queue[_Question, float | None] = Queue(self._flush)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -88,11 +90,11 @@ class JudgeReward:
             while idle < GRACE and len(self._queue.waiting) < self.batch:
                 await asyncio.sleep(self.pause)
                 idle = 0 if self.busy() else idle + 1
-            questions = self._queue.take()
-            if not questions:  # all were withdrawn meanwhile
+            if not (questions := self._queue.take()):  # all were withdrawn meanwhile
                 return
-            found = self.score_batch([question.sequence for question in questions])
-            values = await found if isinstance(found, Awaitable) else found
+            with self.doing():
+                found = self.score_batch([question.sequence for question in questions])
+                values = await found if isinstance(found, Awaitable) else found
             if len(values) != len(questions):
                 raise ValueError(
                     f"The judge was asked about {len(questions)} sequences and answered with {len(values)} scores."

@@ -45,7 +45,7 @@ from plaudit.loop.speak import Speak
 from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import ProgressBar, Reporter
-from plaudit.monitor.events import Events
+from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.health import Health
 from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.monitor.trackers import opened_trackers
@@ -138,17 +138,19 @@ class Job:
 
     # --- learners, rollout, rewards
 
-    def reward(self, crew: Crew) -> Reward:
+    def reward(self, crew: Crew, doing: Doing) -> Reward:
         """The run's reward: the weighted sum of the listed rewards, each of which is a part under its name."""
-        parts: list[tuple[Reward, float, str]] = []
+        timed, parts = partial(doing, "rewards", "scores"), list[tuple[Reward, float, str]]()
         for settings, function in zip(self.settings.rewards, self.functions, strict=True):
             if function is not None:
-                parts.append((crew.function(settings, function), settings.weight, function.name))
+                parts.append((TimedReward(crew.function(settings, function), timed), settings.weight, function.name))
             elif settings.kind == "judge":
-                parts.append((crew.judge(settings, self.tokenizer), settings.weight, settings.name or "judge"))
+                judge = crew.judge(settings, self.tokenizer)
+                judge.doing = timed
+                parts.append((judge, settings.weight, settings.name or "judge"))
             else:
                 remote = HttpReward(settings, vocabulary=vocabulary_digest(self.tokenizer.get_vocab()))
-                parts.append((remote, settings.weight, remote.name))
+                parts.append((TimedReward(remote, timed), settings.weight, remote.name))
         return WeightedReward(parts, renormalise=self.settings.shaping.renormalise)
 
     def source(self, crew: Crew, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
@@ -182,7 +184,7 @@ class Job:
     def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
         plan, settings = method.plan(self.settings.rollout.draw()), self.settings
         doing = self.events.doing
-        reward = TimedReward(self.reward(crew), partial(doing, "rewards", "scores"))
+        reward = self.reward(crew, doing)
         return LastingRollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
 
     # --- the run
