@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.cells import cell_len
+from rich.console import Console
 
 from plaudit import load_settings, run
 from plaudit.commands.cli import main
@@ -18,6 +22,7 @@ from plaudit.commands.compare import Compared, compare, differing, named, record
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.runs.records import Run
+from plaudit.support.visible import visible
 
 PNG = b"\x89PNG"
 
@@ -124,6 +129,23 @@ def test_the_command_prints_five_answers_side_by_side(runs: list[Path]) -> None:
         assert text in done.output
     assert "6. " not in done.output
     assert "reward/varied" not in done.output, "a measure of one's own takes the place of the run's"
+
+
+def test_answers_keep_their_columns_whatever_is_in_them(compared: Compared) -> None:
+    """A control character is shown as six; an answer without a measure has one line."""
+    foul = {
+        name: [
+            [replace(group[0], completion=replace(group[0].completion, text="a\x1f\tb\x1b[2J"), scores={})]
+            for group in groups
+        ]
+        for name, groups in compared.answers.items()
+    }
+    told = StringIO()
+    Console(file=told, width=200, markup=False).print(replace(compared, answers=foul).examples())
+    drawn = [line for line in visible(told.getvalue()).splitlines()[1:] if line]
+    assert len({cell_len(line) for line in drawn}) == 1, told.getvalue()
+    rows = [line for line in drawn if line.startswith("\u2502")]
+    assert [line.count(r"a\u001f") for line in rows] == [2] * 5, "each prompt's answers have one line"
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ class Compared:
         chosen = [groups[k * len(groups) // count] for k in range(count)]
         rows = {
             f"{number}. {own[0][0].prompt.text}": [
-                f"{group[0].completion.text.strip()}\n{scores_line(group[0])}" for group in own
+                f"{group[0].completion.text.strip()}\n{scores_line(group[0])}".rstrip("\n") for group in own
             ]
             for number, own in enumerate(chosen, 1)
         }
@@ -262,11 +262,10 @@ def _table(title: str, first: str, columns: Mapping[str, Any], rows: Mapping[str
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", show_lines=first == "prompt")
-    table.add_column(first, overflow="fold")
-    for name in columns:
+    for name in (first, *columns):
         table.add_column(name, overflow="fold")
     for name, cells in rows.items():
-        table.add_row(Text(name), *map(Text, cells))
+        table.add_row(*(Text(visible(cell).expandtabs()) for cell in (name, *cells)))  # escaped before widths count
     return table
 
 
