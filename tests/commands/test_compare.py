@@ -18,7 +18,7 @@ from rich.console import Console
 
 from plaudit import load_settings, run
 from plaudit.commands.cli import main
-from plaudit.commands.compare import Compared, compare, differing, named, recorded, settings_of
+from plaudit.commands.compare import Compared, asked, compare, differing, named, recorded, settings_of
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.runs.records import Run
@@ -90,6 +90,36 @@ def test_answers_are_to_the_same_prompts_by_the_runs_own_reward(compared: Compar
     assert isinstance(rate, Interval)
     assert rate.value == pytest.approx(fmean(wins))
     assert "win_rate/varied" not in compared.measured["slow"], "the first run is what others are compared with"
+
+
+def test_the_title_says_which_prompts_and_whether_they_were_trained_on(
+    compared: Compared, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs trained on them; one of two; none, a file of the folder that this is started in."""
+    train = yaml.safe_load((runs[0] / "settings.yaml").read_text())["data"]["train"]
+    title = f"6 prompts of {train} (trained on), temperature 1"
+    assert compared.asked == title
+    assert f"Measured on {title}" in [table.title for table in compared.tables()]
+    assert json.loads((compared.folder / "evaluation.json").read_text())["asked"] == title
+    tree = yaml.safe_load((runs[1] / "settings.yaml").read_text())
+    tree["data"]["train"] = {str(tmp_path / "other.jsonl"): 2}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(tree))
+    two = {"one": Run(runs[0]), "two": Run(tmp_path)}
+    settings = replace(compared.settings, sampling=replace(compared.settings.sampling, temperature=0.5))
+    assert asked(two, settings, 2000) == f"2,000 prompts of {train} (trained on by one), temperature 0.5"
+    monkeypatch.chdir(tmp_path)
+    settings = replace(settings, prompts=["test.jsonl", str(tmp_path / "other.jsonl")])
+    assert asked(two, settings, 3) == (
+        "3 prompts of test.jsonl (not trained on), other.jsonl (trained on by two), temperature 0.5"
+    )
+    splits = {
+        name: replace(settings, prompts="made/up", data=replace(settings.data, split=name))
+        for name in ("train", "test")
+    }
+    tree["data"]["train"] = ["made/up"]
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(tree))
+    said = [asked({"two": Run(tmp_path)}, one, 1) for one in splits.values()]
+    assert ["(trained on)" in one for one in said] == [True, False], "another split of a data set"
 
 
 def test_everything_is_kept_in_a_folder_of_its_own(compared: Compared, runs: list[Path]) -> None:

@@ -175,19 +175,11 @@ def init(method: str, overrides: tuple[str, ...], output: Path | None) -> None:
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Seed; repeatable.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
 @click.option("--output", type=HomePath(), default="runs/demo", show_default=True, help="Folder to write to.")
-@click.option(
-    "--data-only",
-    type=HomePath(path_type=Path, file_okay=False),
-    help="Only write the demo's data into this folder.",
-)
+@click.option("--data-only", type=HomePath(path_type=Path, file_okay=False), help="Only write the demo's data here.")
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def demo(
-    seeds: tuple[int, ...],
-    count: int | None,
-    output: str,
-    data_only: Path | None,
-    overrides: tuple[str, ...],
+    seeds: tuple[int, ...], count: int | None, output: str, data_only: Path | None, overrides: tuple[str, ...]
 ) -> None:
     """Run SFT, a reward model and PPO on generated data, and print figures from before and after PPO.
 

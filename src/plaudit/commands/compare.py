@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.commands.options import NO_PICTURES
-from plaudit.data.settings import DataSettings, absent
+from plaudit.data.settings import DataSettings, absent, sources
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
 from plaudit.evaluate.comparison import comparison_figures, decided, decision_figures, side_by_side
@@ -32,6 +32,7 @@ from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_saved
 from plaudit.support.bounded import UnreadableError
 from plaudit.support.fields import flat, leaves
+from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
 
@@ -61,6 +62,8 @@ class Compared:
     """Settings that differ, with their values in the order of the runs."""
     recorded: Mapping[str, Figures]
     """Means over the last steps, and the last validation figures."""
+    asked: str
+    """Which prompts were answered, and how; "" if none were."""
     measured: Mapping[str, Figures]
     """Figures of the answers; empty if none were drawn."""
     answers: Mapping[str, Answers]
@@ -75,6 +78,7 @@ class Compared:
             "runs": {name: str(run.folder) for name, run in self.runs.items()},
             "different": {key: dict(zip(self.runs, values, strict=True)) for key, values in self.different.items()},
             "recorded": told(self.recorded),
+            "asked": self.asked,
             "measured": told(self.measured),
         }
 
@@ -82,7 +86,7 @@ class Compared:
         """Settings, figures and answers for a terminal."""
         rows = {key: [str(value) for value in values] for key, values in self.different.items()}
         found = [_table("Settings that differ", "setting", self.runs, rows)]
-        for title, figures in (("Recorded", self.recorded), ("Measured on the same prompts", self.measured)):
+        for title, figures in (("Recorded", self.recorded), (f"Measured on {self.asked}", self.measured)):
             names = dict.fromkeys(name for own in figures.values() for name in own)
             if names:
                 cells = {name: [_cell(figures[run].get(name)) for run in self.runs if run in figures] for name in names}
@@ -116,8 +120,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
     settings.check()
     folder = folder_of(settings.output, next(iter(runs.values())).folder.parent / COMPARISONS)
     made_folder(folder)
-    measured: dict[str, Figures] = {}
-    answers: dict[str, Answers] = {}
+    measured, answers = dict[str, Figures](), dict[str, Answers]()
     if why := _unanswered(runs, settings):
         reporter.say(f"answers are not compared: {why}")
     else:
@@ -127,6 +130,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         runs=runs,
         different=differing(runs),
         recorded={name: recorded(run.metrics) for name, run in runs.items()},
+        asked=asked(runs, settings, len(next(iter(answers.values())))) if answers else "",
         measured=measured,
         answers=answers,
         folder=folder,
@@ -161,13 +165,12 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:
     """Read settings from the runs (the first online run has priority for prompts and sampling), then from overrides."""
     recipes = [settings_of_run(run.folder) for run in runs.values()]
-    data = recipes[0]["data"]
     online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
     fed = DataSettings(train=online["data"]["train"], validation=online["data"]["validation"])
     split = online["data"]["validation_split" if fed.apart else "split"]
     given: dict[str, Any] = {
         "prompts": list(fed.apart or fed.fed),
-        "data": {key: value for key, value in data.items() if key not in READING} | {"split": split},
+        "data": {key: value for key, value in recipes[0]["data"].items() if key not in READING} | {"split": split},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
         "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),
         "limit": 64,
@@ -203,8 +206,7 @@ def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
     shown = [one.metric for one in (*plots.LOSSES, *(one for some in plots.PLOTS.values() for one in some))]
     figures: Figures = {"steps": float(metrics[-1]["step"])}
     for name in shown:
-        values = [float(record[name]) for record in metrics[-LAST:] if record.get(name) is not None]
-        if values:
+        if values := [float(record[name]) for record in metrics[-LAST:] if record.get(name) is not None]:
             figures[name] = mean_interval(values)
     for record in metrics:
         figures |= {name: v for name, v in record.items() if name.startswith("validation/") and v is not None}
@@ -218,14 +220,30 @@ def _unanswered(runs: Mapping[str, Run], settings: CompareSettings) -> str:
     return f"there is no {gone[0]}: set prompts" if (gone := absent(settings.prompts)) else ""
 
 
+def asked(runs: Mapping[str, Run], settings: CompareSettings, count: int) -> str:
+    """The number and sources of the prompts, by whom each source was trained on, and the temperature."""
+
+    def place(source: str, data: DataSettings) -> tuple[Path, str]:
+        path = at_home(source).resolve()
+        return path, "" if path.is_file() else data.split_of(source)
+
+    own = {name: settings_of_run(run.folder)["data"] for name, run in runs.items()}
+    fed = {name: DataSettings(train=data["train"], split=data["split"]) for name, data in own.items()}
+    told = []
+    for source in sources(settings.prompts):
+        by = [name for name, data in fed.items() if place(source, settings.data) in [place(s, data) for s in data.fed]]
+        who = "not trained on" if not by else "trained on" + f" by {', '.join(by)}" * (len(by) < len(fed))
+        told.append(f"{source.removeprefix(f'{Path.cwd()}/')} ({who})")
+    return f"{count:,} prompts of {', '.join(told)}, temperature {settings.sampling.temperature:g}"
+
+
 def _measured(
     runs: Mapping[str, Run], settings: CompareSettings, reporter: Reporter
 ) -> tuple[dict[str, Figures], dict[str, Answers]]:
     """Figures and answers of every run, on the same prompts."""
     bench = Bench(settings, reporter)
     llm = LlmJudge(settings.llm) if settings.llm.url else None
-    measured: dict[str, Figures] = {}
-    answers: dict[str, Answers] = {}
+    measured, answers = dict[str, Figures](), dict[str, Answers]()
     first: Answers | None = None
     for name, run in runs.items():
         policy = bench.policy(str(run.checkpoint("policy")))
@@ -249,10 +267,9 @@ def _measured(
 
 def _lines(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
     """One line per prompt and sample, with the answers of all runs."""
-    groups = zip(*answers.values(), strict=True)
     return [
         {"prompt": row[0].prompt.text, **{name: one.json() for name, one in zip(answers, row, strict=True)}}
-        for own in groups
+        for own in zip(*answers.values(), strict=True)
         for row in zip(*own, strict=True)
     ]
 

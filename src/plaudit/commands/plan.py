@@ -134,15 +134,7 @@ def steps_of(outcome: Outcome, one: Estimate, folder: str, steps: int = 3) -> fl
     path = Path(folder) / "check.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(resolved(settings), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "plaudit.commands.cli",
-        "train",
-        str(path),
-        "log.quiet=true",
-        "evaluate.every=null",
-    ]
+    command = [sys.executable, "-m", "plaudit", "train", str(path), "log.quiet=true", "evaluate.every=null"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SettingsError(f"{' '.join(one.placement.words())} cannot run: {done.stderr.strip()[-500:]}")
