@@ -77,6 +77,20 @@ def test_ranks_share_the_batch_and_add_up_gradients() -> None:
     assert two["publish"] == pytest.approx(4 * numbers / 1e6)
 
 
+@pytest.mark.parametrize("words", [(), ("rollout.max_lag=1",)])
+@pytest.mark.parametrize("cores", [2, 4])
+def test_no_placement_promises_more_than_the_cores_can_do(cores: int, words: tuple[str, ...]) -> None:
+    """The least that a step takes is one thread's work, spread evenly: rewards too, which the driver computes beside
+    rollout workers that keep every core busy."""
+    rows, free = Curve((0.0, 0.05, 0.0), (0.0, 0.05, 0.0)), {"policy": 0.0, "critic": 0.0}
+    made = profile(gpu=False, devices=cores, decode=rows, updates=free, rewards={"r": (0.0, 0.25)})
+    costs = Costs(settings(*words), made, cores)
+    least = sum(costs.calls(Placement(threads=1)).values()) / cores
+    found = placements(costs.settings, costs.policy, cores, gpu=False, lags=(0, 1) if words else (0,))
+    early = [(str(at), step) for at in found if (step := costs.estimate(at).step) < 0.999 * least]
+    assert not early, f"least {least} s"
+
+
 def test_lag_hides_the_shorter_side() -> None:
     costs = Costs(settings(), profile(), 4)
     sync, ahead = (costs.estimate(Placement(ray=True, workers=1, lag=lag)) for lag in (0, 1))

@@ -108,9 +108,7 @@ class Costs:
         """From a step's first token to its last one, by the slowest worker. `flowing`: of a worker whose slots further
         steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
         prefill, decode = self.profile.passes["policy/score"], self.profile.decode
-        summed = 0.0
-        if tensor > 1:
-            summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency
+        summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency if tensor > 1 else 0.0
 
         def seconds(shapes: Sequence[Shape]) -> float:
             return decoding(
@@ -197,11 +195,11 @@ class Costs:
         busy = generate * workers + used
         if not at.ray:
             return sum(calls.values()), busy + rewards
+        cores = math.inf if self.profile.gpu else self.devices
         if at.shared or not at.lag:
             slow = self._crowding(at, max(workers * at.threads * (generate > 0), ranks * at.threads))
             tail = self._tail(generate, rewards)
-            return (generate + learn) * slow + tail + publish, busy
-        cores = math.inf if self.profile.gpu else self.devices
+            return max((generate + learn) * slow + tail + publish, (busy * at.threads + rewards) / cores), busy
         slow = self._crowding(at, (ranks + workers) * at.threads)
         flow = self.generate(at, flowing=True) if generate else 0.0
         busy = flow * workers + used
