@@ -62,6 +62,24 @@ def test_the_bottleneck_and_the_change_that_would_help_are_named(recipe: Path) -
         assert f"\n  {name} " in text
 
 
+def test_a_profile_of_a_busy_machine_ranks_no_placements(recipe: Path) -> None:
+    """Its note comes first, and a sentence says why nothing is advised. There is no best plan, and auto is refused."""
+    note = "measured beside other programs, which kept 1.2 processes a core busy"
+    noisy = profile(rewards={"varied": (0.0, 0.5)}, notes=(note, "usual values"), busy=True)
+    (recipe.parent / "run.profile.json").write_text(noisy.text())
+    text = called("plan", recipe)
+    assert text.startswith(f"note: {note}\nnote: usual values\n")
+    assert "placements are not ranked, since other programs" in text
+    for words in ("what would help most", "\n  best ", "\n  symmetric ", "\n  free "):
+        assert words not in text
+    told = json.loads(called("plan", recipe, "--json"))
+    assert (told["advice"], "best" in told["plans"], told["notes"][0]) == (None, False, note)
+    with pytest.raises(SettingsError, match=r"runtime\.placement=auto: .*run\.profile\.json .*--check"):
+        chosen(load_settings(str(recipe), ["runtime.placement=auto"]))
+    placed = chosen(load_settings(str(recipe), ["runtime.placement=heuristic"]), lambda text: None)
+    assert placed.runtime.kind == "ray", "a rule that needs no ranking"
+
+
 def test_json_says_the_same_and_the_plan_lies_beside_the_run(recipe: Path) -> None:
     told = json.loads(called("plan", recipe, "--json", "--price", "3"))
     assert told == json.loads((recipe.parent / "run.plan.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from plaudit.monitor.health import Ledger
 from plaudit.plan import measure
 from plaudit.plan.measure import fitted
 from plaudit.plan.profile import Curve, read_profile
+from plaudit.runs.machine import cores
 from plaudit.settings.tree import SettingsError
 
 Recipe = Callable[..., dict[str, Any]]
@@ -62,6 +64,7 @@ def test_profile_plan_run_and_warning(
 ) -> None:
     """Measure a tiny PPO with a judge, plan it, and run it with a plan that says that a step takes no time."""
     monkeypatch.setattr(measure, "SECONDS", 0.05)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0,) * 3)
     rewards = [*make_recipe("ppo", tmp_path)["rewards"], {"kind": "judge", "path": str(judge)}]
     recipe = make_recipe("ppo", tmp_path, rewards=rewards, train={"steps": 7}, log={"quiet": False})
     (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(recipe))
@@ -74,6 +77,7 @@ def test_profile_plan_run_and_warning(
     assert all(sum(curve.one) > 0 for curve in found.passes.values())
     assert set(found.rewards) == {"varied"}
     assert found.lines["all_reduce"].bandwidth > 1e6
+    assert not found.busy
 
     text = called("plan", str(tmp_path / "ppo.yaml"), "--price", "2")
     for words in ("bottleneck: ", "policy trains", "judge 1", "symmetric", "heuristic", "cost "):
@@ -93,3 +97,15 @@ def test_profile_plan_run_and_warning(
 
     called("ppo", str(tmp_path / "ppo.yaml"), "overwrite=true", "rollout.max_tokens=9")  # another run than planned
     assert "misplanned" not in (tmp_path / "run" / "health.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_a_busy_machine_is_noted_first(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 0.05)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.25 * cores(), 0.0, 0.0))
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(make_recipe("grpo", tmp_path)))
+    called("profile", str(tmp_path / "grpo.yaml"))
+    found = read_profile(tmp_path / "run.profile.json")
+    assert (found.busy, len(found.notes)) == (True, 3)
+    assert found.notes[0] == "measured beside other programs, which kept 1.2 processes a core busy"
+    assert called("plan", str(tmp_path / "grpo.yaml")).startswith(f"note: {found.notes[0]}")

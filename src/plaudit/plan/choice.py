@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from plaudit.plan.cost import Costs
 from plaudit.plan.profile import read_profile
-from plaudit.plan.report import Outcome
+from plaudit.plan.report import UNRANKED, Outcome
 from plaudit.runs.planned import beside, keep
 from plaudit.settings.checks import wrong
 from plaudit.settings.tree import Settings, SettingsError
@@ -31,6 +31,8 @@ def chosen(settings: Settings, say: Callable[[str], None] = print) -> Settings:
         return settings
     manual = replace(settings, runtime=replace(settings.runtime, placement={}))
     found = read_profile(path)
+    if name == "auto" and found.busy:
+        raise SettingsError(f"runtime.placement=auto: by {path} {UNRANKED}, or name symmetric or heuristic")
     outcome = Outcome(Costs(manual, found, found.devices), 0.0)
     tried = outcome.fastest if name == "auto" else [outcome.named[name]] if name in outcome.named else []
     now = outcome.now

@@ -83,9 +83,7 @@ def _add(
     line, moves, slack = costs.line("network", devices), None, 0.0
     if source is not None:
         moves, slack = (source, partial(_moved, line.latency, weights / line.bandwidth)), weights / line.bandwidth
-    calls.append(
-        Call(name, undominated(options, 2 * (slack + line.latency)) if moves else undominated(options), after, moves)
-    )
+    calls.append(Call(name, undominated(options, 2 * (slack + line.latency) if moves else 0.0), after, moves))
 
 
 def _sharded(size: float, data: int, tensor: int) -> float:

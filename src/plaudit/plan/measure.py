@@ -74,7 +74,7 @@ def measure(
         found, lines = replace(found, call=call, memory={**found.memory, "ray": ray}), lines | {"store": store}
     else:
         notes.append("calls to other processes: usual values, since the recipe does not use Ray")
-    return replace(found, lines=lines, crowded=crowded, notes=(*found.notes, *notes))
+    return replace(found, lines=lines, crowded=crowded, notes=(*notes, *found.notes), busy=load > BUSY)
 
 
 def fitted(points: Points) -> tuple[float, ...]:

@@ -76,9 +76,10 @@ class Placement:
     def placed(self, s: Settings) -> Settings:
         """The same run, so placed."""
         strategy = "fsdp" if self.sharded else "replicate"
-        kind = "ray" if self.ray else "local"
         ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": self.mesh}
-        runtime = replace(s.runtime, kind=kind, placement=self.where, strategy=strategy, **ranks)
+        runtime = replace(
+            s.runtime, kind="ray" if self.ray else "local", placement=self.where, strategy=strategy, **ranks
+        )
         rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
 
@@ -130,8 +131,7 @@ class Placement:
         ranks = f"{self.trains_on} rank{'s'[: self.trains_on > 1]}"
         beside = f", {self.workers} rollout worker{'s'[: self.workers > 1]}" if self.workers else ""
         where = f"{ranks}{beside}{' on the same devices' * self.shared}" if self.ray else "one process"
-        own = "".join(f", {one.ranks * one.tensor} for {' and '.join(one.roles)}" for one in self.apart)
-        where += own
+        where += "".join(f", {one.ranks * one.tensor} for {' and '.join(one.roles)}" for one in self.apart)
         mesh = "".join(f", {axis}={size}" for axis, size in self.mesh.items()) + ", sharded" * self.sharded
         return f"{where}{mesh}, threads={self.threads}" + f", lag {self.lag}" * (self.lag > 0)
 

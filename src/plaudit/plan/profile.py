@@ -79,7 +79,9 @@ class Profile:
     """Lengths; no answers: there are no samples yet."""
     rows: tuple[Shape, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not measured."""
+    """What disturbed the measuring, and what was not measured."""
+    busy: bool = False
+    """True if other programs took so much of the cores that placements cannot be ranked."""
 
     def text(self) -> str:
         return json.dumps(asdict(self), indent=1)

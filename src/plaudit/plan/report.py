@@ -20,6 +20,11 @@ from plaudit.plan.search import Found, best
 from plaudit.runs.planned import key_of
 from plaudit.settings.tree import Settings
 
+UNRANKED = (
+    "placements are not ranked, since other programs held up a part of what the profile timed: profile again when "
+    "nothing else has run for two minutes, or let --check measure them"
+)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,10 +69,8 @@ class Outcome:
         """True if every process has room: a GPU's memory, or all processes the machine's."""
         if self.profile.gpu:
             return one.largest <= self.profile.room
-        at = one.placement
-        return (
-            sum(sum(parts.values()) * at.counts.get(name, 1) for name, parts in one.memory.items()) <= self.profile.room
-        )
+        taken = (sum(parts.values()) * one.placement.counts.get(name, 1) for name, parts in one.memory.items())
+        return sum(taken) <= self.profile.room
 
     @cached_property
     def fastest(self) -> list[Estimate]:
@@ -77,9 +80,9 @@ class Outcome:
 
     @cached_property
     def named(self) -> dict[str, Estimate]:
-        """The recipe's placement, the best one, and those that people choose by hand."""
+        """The recipe's placement, the best one if they can be ranked, and those that people choose by hand."""
         every = {one.placement: one for one in (self.now, *self.others)}
-        found = {"now": self.now, "best": self.fastest[0]}
+        found = {"now": self.now} | ({} if self.profile.busy else {"best": self.fastest[0]})
         for name, choose in (("symmetric", symmetric), ("heuristic", heuristic)):
             if (chosen := choose(list(every), self.now.placement)) is not None:
                 found[name] = every[chosen]
@@ -105,7 +108,7 @@ class Outcome:
             words: Costs(s, self.profile, self.costs.devices).estimate(at).step for words, s, at in self._changes()
         }
         words, step = min(tried.items(), key=lambda one: one[1], default=("", math.inf))
-        return (words, step) if step < 0.97 * self.now.step else None
+        return (words, step) if step < 0.97 * self.now.step and not self.profile.busy else None
 
     def _changed(self, at: Placement) -> list[str]:
         """The overrides that turn the recipe's placement into another."""
@@ -159,9 +162,7 @@ class Outcome:
 
     def used(self, at: Placement) -> int:
         """Devices that a placement takes: GPUs, or all cores."""
-        if not self.profile.gpu:
-            return self.costs.devices
-        return at.devices
+        return at.devices if self.profile.gpu else self.costs.devices
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -170,6 +171,7 @@ class Outcome:
 
     def lines(self) -> Iterator[str]:
         now, s = self.now, self.settings
+        yield from (f"note: {note}" for note in self.profile.notes)
         sizes = ", ".join(f"{name} {count / 1e6:,.2f} M" for name, count in self.parameters.items())
         yield f"{s.method} on {self.profile.hardware}, {self.costs.devices} devices: {now.placement}"
         yield f"parameters: {sizes}"
@@ -187,8 +189,7 @@ class Outcome:
         if self.advice is not None:
             words, step = self.advice
             yield f"what would help most: {words}: {step:.3f} s a step ({step / now.step - 1:+.0%})"
-        yield from self._beside()
-        yield from (f"note: {note}" for note in self.profile.notes)
+        yield from [UNRANKED] if self.profile.busy else self._beside()
 
     def _beside(self) -> Iterator[str]:
         """Other placements, and what they lose against the best."""

@@ -2,8 +2,7 @@
 
     settings, lengths of prompts and answers -> Work -> Amounts of a pass, decoding steps of an engine
 
-Lengths are those of the run's data and, where it has samples, of its answers; else every answer is as long as it may
-be.
+Lengths are those of the run's data and answers; without samples, every answer is as long as it may be.
 """
 
 from __future__ import annotations
