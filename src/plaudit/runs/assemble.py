@@ -182,10 +182,8 @@ class Job:
         return Outage(rollouter.again, most=most, patience=patience, stop=stop, say=self.reporter.say)
 
     def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
-        plan, settings = method.plan(self.settings.rollout.draw()), self.settings
-        doing = self.events.doing
-        reward = self.reward(crew, doing)
-        return LastingRollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
+        plan, s, doing = method.plan(self.settings.rollout.draw()), self.settings, self.events.doing
+        return LastingRollouter(crew.sampler(doing), self.reward(crew, doing), s.shaping, plan, seed=s.seed)
 
     # --- the run
 
