@@ -81,7 +81,7 @@ def test_only_runs_some_stages_on_what_others_left(recipe: dict[str, Any], tmp_p
 @pytest.mark.parametrize(
     ("change", "overrides", "told"),
     [
-        ({}, ["ppo.train.stepps=1"], "stage ppo: .. train.stepps .. mean steps"),
+        ({}, ["ppo.train.stepps=1"], "stage ppo: .. train.stepps .. mean train.steps"),
         ({}, ["shared.sed=1"], "stage sft: .. sed .. mean seed"),
         ({}, ["pppo.train.steps=1"], "there is no setting pppo"),
         ({}, ["only=[rewrd]"], "'rewrd' .. mean reward"),
