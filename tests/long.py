@@ -21,7 +21,7 @@ LONG = {
     "runs/test_mirrored_runs.py": 0,
     "runs/test_head_runs.py": 0,
     "runs/test_rollout_gangs.py::test_a_lost_process_of_a_rollout_worker_changes_nothing": 0,
-    "runs/test_ray_runs.py::test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind": 2,
+    "runs/test_ray_runs.py::test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind": 0,
     "runs/test_ray_runs.py::test_the_rank_and_the_only_rollout_worker_are_lost_together": 0,
     "runs/test_ray_runs.py::test_a_rank_that_is_lost_before_it_went_on_goes_on_from_the_checkpoint_that_was_named": 0,
     "runs/test_weights_runs.py::test_workers_without_the_newest_weights_are_replaced_and_leave_no_trace": 0,
@@ -69,7 +69,7 @@ LONG = {
     "loop/test_out_of_memory.py::test_a_limit_of_the_system_is_kept_to": 0,
     "loop/test_checkpoint.py::"
     "test_a_process_killed_before_any_write_flush_or_rename_leaves_one_of_the_two_checkpoints": 0,
-    "commands/test_serve.py::test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been": 3,
+    "commands/test_serve.py::test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been": 5,
     "commands/test_serve.py::test_a_signal_ends_a_run_that_waits_for_its_server": 0,
     "commands/test_serve.py::test_a_run_ends_by_itself_where_the_server_stays_away": 0,
     "commands/test_cli.py::test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written": 0,
