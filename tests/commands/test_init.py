@@ -60,6 +60,12 @@ def test_what_is_given_stays_as_it_is_and_pretrained_models_read_few_rows_less_o
     assert "passes" not in done.output
     assert load_settings(here / "sft.yaml").train.epochs == 2
     assert not (here / "sft-tokenizer").exists(), "another tokenizer was named"
+    assert (
+        init(
+            "sft", "data.train=sft.jsonl", "model.path=owner/name", "model.tokenizer=''", "--output=own.yaml"
+        ).exit_code
+        == 0
+    )
     done = init("sft", "data.train=sft.jsonl", "model.path=owner/name", "train.batch_size=8", "--output=large.yaml")
     assert "300 rows: 3 passes make about 102 steps" in done.output, "3 * 34"
     assert load_settings(here / "large.yaml").train.epochs == 3

@@ -76,7 +76,8 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
         for leaf in leaves(settings)
         if leaf.value != "" and (leaf.key in keys or any(key.startswith(f"{leaf.key}.") for key in keys))
     ]
-    fresh = settings.model.tokenizer == model.get("tokenizer", "") and not Path(model["tokenizer"]).exists()
+    own = model.get("tokenizer")
+    fresh = own is not None and settings.model.tokenizer == own and not Path(own).exists()
     if fresh and not rows:
         raise SettingsError("a model from nothing gets a tokenizer that is trained on your rows: give data.train=FILE")
     output.parent.mkdir(parents=True, exist_ok=True)
