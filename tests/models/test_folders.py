@@ -41,3 +41,15 @@ def test_a_log_beside_a_model_makes_no_run_of_it(tmp_path: Path) -> None:
     for name in ("log.txt", "config.json"):
         (tmp_path / name).touch()
     assert local_folder(str(tmp_path)) == tmp_path
+
+
+def test_a_misspelt_folder_names_the_nearest_and_asks_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "reward").mkdir(parents=True)
+    for path, told in (
+        ("runs/rewrad", r"mean runs/reward\?"),
+        ("runs/else", "no folder runs/else. Give"),
+        ("a/b/c", "Give"),
+    ):
+        with pytest.raises(FileNotFoundError, match=told):
+            local_folder(path)

@@ -86,7 +86,7 @@ def test_everything_is_found_at_once_with_its_key(recipe: dict[str, Any], tmp_pa
         ("train.step", "did you mean train.steps?"),
         ("data.overlong", "must be one of truncate, drop, error"),
         ("", "there is no absent.jsonl"),
-        ("data.train", "rows.jsonl:2: the columns promt are not a known dialect"),
+        ("data.train", "rows.jsonl:2: the columns promt are not a known dialect of demonstrations. Name its columns: "),
     ):
         assert [text for own, text in told(one) if own == key and part in text], (key, part, told(one))
     assert len(told(one)) == 8
@@ -122,6 +122,39 @@ def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None
     assert f"there is no folder {recipe['output']}/sft" in problems["model.path"]
     assert "there is no folder /nowhere/judge" in problems["rewards.0.path"]
     assert found(recipe).previews, "rows are rendered with the tokenizer that is there"
+
+
+def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """With the references as answers, which a function should be able to read."""
+    (tmp_path / "mine.py").write_text(
+        "def right(completion, answer):\n    return float(completion == answer)\n"
+        "def broken(completion):\n    return float(completion == answre)\n"
+        "def some(completion):\n    return float(completion)\n"
+        "def away(completion):\n    raise ConnectionError('nobody')\n"
+        "def column(completions, level, **kwargs):\n    return [1.0] * len(completions)\n"
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "q", "answer": "4"}\n{"prompt": "r", "answer": "four"}\n')
+    recipe |= {"method": "grpo", "data": {"train": str(rows)}}
+
+    def said(name: str, *, problem: bool) -> str:
+        one = found(recipe | {"rewards": [f"{tmp_path}/mine.py:{name}"]})
+        return "".join(text for key, text in told(one, problem=problem) if key == "rewards.0")
+
+    assert says(said("broken", problem=True), "rewards.0: broken fails for 2 of 2 .. answre .. line 4")
+    assert says(said("column", problem=True), "level")
+    assert says(said("some", problem=False), "some fails for 1 of 2 prompts .. 'four'")
+    assert says(said("away", problem=False), "nobody"), "a server may be up later"
+    assert [said(name, problem=True) for name in ("right", "some", "away")] == [""] * 3
+    assert said("right", problem=False) == ""
+    rows.write_text('{"prompt": "q"}\n')
+    assert says(said("right", problem=False), "right asks for `answer`, and no row has one")
+
+
+def test_an_empty_file_is_told_once(recipe: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    recipe["data"] |= {"train": str(tmp_path / "rows.jsonl")}
+    assert [text.count("has no rows") for _, text in told(found(recipe))] == [1]
 
 
 def test_an_answer_that_its_reward_can_compare_nothing_with_is_found(recipe: dict[str, Any], tmp_path: Path) -> None:

@@ -10,18 +10,17 @@ from typing import Any
 
 from plaudit.data.report import row_line
 from plaudit.monitor.console import Reporter
+from plaudit.settings.recipes import recipe_of
 from plaudit.support.later import postponed
 
 with postponed("torch"):
-    from plaudit.runs.outlook import Outlook, outlooks
+    from plaudit.runs.outlook import ROWS, Outlook, outlooks
 
 
 def check(method: str | None, words: Sequence[str], *, as_json: bool, began: float) -> int:
     """Check `[RECIPE] key=value ...`, print the findings, and return the number of problems. `began` is the time at
     which the command started."""
-    rest = list(words)
-    recipe = None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)
-    found = outlooks(recipe, rest, method=method)
+    found = outlooks(*recipe_of(words), method=method)
     seconds = time.time() - began
     problems = sum(finding.problem for one in found for finding in one.findings)
     if as_json:
@@ -69,7 +68,8 @@ def lines(one: Outlook) -> Iterator[str]:
     for preview in one.previews:
         report = preview.report
         read = ", ".join(f"{count} as {name}" for name, count in report.dialects.items())
-        yield f"  {report.source} ({report.role}): the first {report.read} rows, {read or 'none of them read'}"
+        which = f"all {report.read}" if 0 < report.read < ROWS else f"the first {ROWS}" if report.read else "no"
+        yield f"  {report.source} ({report.role}): {which} rows{', ' if report.read else ''}{read}"
         for item in preview.rows:
             yield from (f"    {'or ' if number else ''}{row_line(row)}" for number, row in enumerate(item))
     if one.needs:

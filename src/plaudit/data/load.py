@@ -271,6 +271,7 @@ class Preview:
     """The first rows of a source, as the model would read them."""
 
     report: SourceReport
+    items: Sequence[Any]
     rows: tuple[tuple[Parts, ...], ...]
     """The first items: each one's rows, such as the chosen and the rejected one."""
     longest: int
@@ -307,6 +308,7 @@ def previewed(
                 )
             yield Preview(
                 report=tally.freeze(),
+                items=items,
                 rows=tuple(tuple(parts_of(row, tokenizer) for row in loader.rows(item)[:2]) for item in items[:SHOWN]),
                 longest=max(map(loader.size, items), default=0),
                 problem=problem,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from plaudit.support.address import is_address, local_copy
 from plaudit.support.ends import best_checkpoint
+from plaudit.support.fields import close
 from plaudit.support.paths import at_home
 
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -19,10 +20,7 @@ def local_folder(path: str) -> Path:
     folder = at_home(path)
     if folder.is_dir():
         return _model_of_run(folder) if _is_run(folder) else folder
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise FileNotFoundError(
-            f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
-        )
+    refuse_absent(path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -33,6 +31,16 @@ def local_folder(path: str) -> Path:
             f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
             "Check the spelling; without a network, download it elsewhere and give its folder."
         ) from error
+
+
+def refuse_absent(path: str) -> None:
+    """Raise FileNotFoundError for a path without a folder that is no hub id either: one whose parent is here, too."""
+    parent = at_home(path).parent
+    if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1 or ("/" in path and parent.is_dir()):
+        names = [one.name for one in parent.glob("*/")] if parent.is_dir() else []
+        near = close(at_home(path).name, names, f"{parent}/")
+        more = near or ". Give the folder of a saved model or of a run, or a hub id (owner/name)"
+        raise FileNotFoundError(f"there is no folder {path}{more}")
 
 
 def run_of(path: str) -> Path | None:

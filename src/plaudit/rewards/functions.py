@@ -32,7 +32,7 @@ from typing import Any, SupportsFloat
 from plaudit.rewards.base import Turns
 from plaudit.rewards.batched import batched
 from plaudit.rewards.deadlines import Late, interrupted_after
-from plaudit.support.fields import nearest
+from plaudit.support.fields import close, nearest
 from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 from plaudit.types.distant import here
@@ -65,6 +65,8 @@ PATIENCE = 0.2
 OURS, INSTALLED = str(Path(__file__).parents[1]), "site-packages"
 _STANDARD = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib"))
 """Paths of code that is not the user's."""
+TRIED = 5
+"""Prompts for which a function is called before a run."""
 THREADS = 32
 """Most calls of one reward in threads at the same time."""
 
@@ -109,6 +111,26 @@ class FunctionReward:
     def lacking(self, prompts: Iterable[Prompt]) -> str:
         """Why the function cannot be called for these prompts, or ""."""
         return self.batch.lacking(prompts) if self.batch else ""
+
+    def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
+        """Call the function for a few prompts, each with its reference as the answer. Return problems and doubts."""
+        if why := self.lacking(prompts):
+            return [why], []
+        asks = any(get is ARGUMENTS["answer"] for _, get in self.arguments)
+        lacks = asks and not any(prompt.answer for prompt in prompts)
+        doubts = [
+            f"{self.name} asks for `answer`, and no row has one of the first {len(prompts)}: it gets None"
+        ] * lacks
+        ended = functools.partial(Completion, tokens=(), logprobs=(), versions=(), finish=Finish.EOS)
+        calls = [self.score(prompt, [ended(text=prompt.answer or "")]) for prompt in prompts[:TRIED]]
+        scores = [score for call in calls for score in asyncio.run(call)]
+        failed = [score for score in scores if score.value is None and score.reason != NOT_APPLICABLE]
+        if not failed:
+            return [], doubts
+        of = f"for {len(failed)} of {len(scores)} prompts, with their references as answers"
+        told = f"{self.name} fails {of}: {failed[0].reason}"
+        sure = len(failed) == len(scores) and not any(score.transient for score in failed)
+        return ([told], doubts) if sure else ([], [*doubts, told])
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         completions = here(completions) if self.reads_tokens else completions
@@ -294,7 +316,7 @@ def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any
             found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
         elif parameter.default is parameter.empty:
             raise ValueError(
-                f"Reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
+                f"reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
                 f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}"
             )
     return tuple(found)
@@ -320,7 +342,7 @@ def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any])
 def _meant(name: str) -> str:
     if name in FOREIGN:
         return f"; it is {FOREIGN[name]}. docs/switching.md shows how to pass them on"
-    return nearest(name, ARGUMENTS)
+    return close(name, ARGUMENTS) or f". A column {name!r} of the rows is extra[{name!r}]: ask for `extra`"
 
 
 def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:

@@ -12,7 +12,7 @@ import asyncio
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,11 +24,13 @@ from plaudit.data.settings import DataSettings, absent
 from plaudit.models.config import DecoderConfig
 from plaudit.models.described import end_ids, folder_config
 from plaudit.models.families import read_config
-from plaudit.models.folders import local_folder
+from plaudit.models.folders import local_folder, refuse_absent
 from plaudit.models.keys import UnsupportedError
 from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 from plaudit.models.tokenizer import load_tokenizer
-from plaudit.rewards.rules import check_reference
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rules import check_reference, function_reward
+from plaudit.rewards.settings import KINDS
 from plaudit.runs import machine, needs
 from plaudit.runs.intake import FEW, dated, few_steps, longest_of, unlike_judges
 from plaudit.runs.pipeline import load_pipeline, placed, recipes_of, to_come
@@ -40,8 +42,9 @@ from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped
 from plaudit.support.paths import at_home, check_writable
+from plaudit.types import Prompt
 
-ROWS = 64
+ROWS = 512
 """Rows of each source that are looked at."""
 PATIENCE = 1.0
 """Seconds that a reward server may take to answer."""
@@ -178,7 +181,7 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
     for key, path in named.items():
         if path is not None and not path.startswith("<"):
             with found.asking(key):
-                if not _is_here(path, s.output):
+                if not _is_here(path):
                     found.doubt([f"{key}={path} is not a folder here: the run will fetch it"], key)
     before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
     if before is not None:
@@ -195,7 +198,7 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
         found.tokenizer = tokenizer
 
 
-def _is_here(path: str, output: str) -> bool:
+def _is_here(path: str) -> bool:
     """True if a model's folder is here, False for an address or hub id. Raises FileNotFoundError for a path without a
     folder."""
     if at_home(path).is_dir():
@@ -203,9 +206,7 @@ def _is_here(path: str, output: str) -> bool:
     if is_address(path):
         Address(path)
         return False
-    parent = at_home(path).parent
-    if path.count("/") != 1 or parent.is_dir() or parent == Path(output):
-        raise FileNotFoundError(f"there is no folder {path}. Give that of a saved model or of a run, or a hub id")
+    refuse_absent(path)
     return False
 
 
@@ -235,8 +236,14 @@ def _data(found: Outlook, s: Settings) -> None:
         for preview in found.previews:
             _rows(found, s, preview)
         found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")
+        if s.samples:
+            _functions(found, s, [item for one in found.previews for item in one.items])
         _room(found, s, tokenizer)
-        if s.data.stream == 0 and len(here["train"]) == len(s.data.fed):
+        if (
+            s.data.stream == 0
+            and not any(one.problem for one in found.previews)
+            and len(here["train"]) == len(s.data.fed)
+        ):
             found.doubt(few_steps(s, _steps(s)), "train.epochs")
 
 
@@ -254,7 +261,7 @@ def _rows(found: Outlook, s: Settings, preview: Preview) -> None:
     """Report what is odd about the first rows of a source."""
     report, key = preview.report, f"data.{preview.report.role}"
     if preview.problem:
-        found.wrong([f"{report.source}: {preview.problem}"], key)
+        found.wrong([f"{report.source}: {preview.problem.removeprefix(f'{report.source}: ')}"], key)
         return
     bad = [f"bad row {told}" for told in report.bad_examples]
     if report.bad_rows > s.data.bad_rows:
@@ -270,6 +277,19 @@ def _rows(found: Outlook, s: Settings, preview: Preview) -> None:
     found.doubt([f"{report.source}: {what}: {count} {of}" for what, count in report.noted.items()], key)
     if report.unread:
         found.doubt([f"{report.source}: columns that are not read: {', '.join(report.unread)}"], key)
+
+
+def _functions(found: Outlook, s: Settings, prompts: Sequence[Prompt]) -> None:
+    """Call each reward function for the first prompts, with their references as answers."""
+    for number, given in enumerate(s.rewards if prompts else ()):
+        if given.kind not in {*KINDS} - {"function"}:
+            key = f"rewards.{number}"
+            with suppress(*ERRORS):  # of a function that is not there, which is told
+                reward = function_reward(replace(given, deadline=min(given.deadline, PATIENCE)))
+                assert isinstance(reward, FunctionReward)
+                problems, doubts = reward.tried(prompts)
+                found.wrong((f"{key}: {told}" for told in problems), key)
+                found.doubt((f"{key}: {told}" for told in doubts), key)
 
 
 def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:

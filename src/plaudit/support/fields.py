@@ -133,10 +133,10 @@ class Leaf:
             return f"{self.key}={shown(self.value)} must be {_named(self.kind)}"
         if self.rule.takes(self.value):
             return None
-        near = nearest(self.value, self.rule.choices) if isinstance(self.value, str) else ""
+        near = close(self.value, self.rule.choices) if isinstance(self.value, str) else ""
         finite = isinstance(self.value, float) and not (math.isfinite(self.value) or self.rule.infinite)
         words = " and ".join(filter(None, ["finite" * finite, self.allowed]))
-        return f"{self.key}={shown(self.value)} must be {words}{near if 'mean' in near else ''}"
+        return f"{self.key}={shown(self.value)} must be {words}{near}"
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
@@ -210,10 +210,14 @@ def refuse(problems: list[str], *, plain: bool = False) -> None:
 def nearest(name: str, known: Iterable[str], within: str = "") -> str:
     """Return the end of an error: a question that names the nearest one, after `within`, or a list if none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close or not names:
-        return one_of(within + one for one in close) if close else "; there are none"
-    return f"; there are {', '.join(names[:MANY])}{' ...' if len(names) > MANY else ''}"
+    there = ", ".join(names[:MANY]) or "none"
+    return close(name, names, within) or f"; there are {there}{' ...' if len(names) > MANY else ''}"
+
+
+def close(name: str, known: Iterable[str], within: str = "") -> str:
+    """Return that question, or "" if none is near."""
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return one_of(within + one for one in found) if found else ""
 
 
 def one_of(names: Iterable[str]) -> str:
