@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -465,6 +466,25 @@ def test_a_list_of_answers_is_not_taken_for_a_chat():
     row = {"prompt": [USER], "reward_model": {"ground_truth": ["4", "four"]}}
     with pytest.raises(DataError, match=r"f:1: 'answer' .*list of 2"):
         question(row, where="f:1", columns={"answer": "reward_model.ground_truth"})
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "said"),
+    [
+        (demonstration, {"promt": "q", "completion": "a"}, "data.columns={prompt: promt}"),
+        (demonstration, {"promt": "q"}, "data.columns={prompt: promt, completion: COLUMN}"),
+        (demonstration, {"src": "q", "tgt": "a"}, "data.columns={prompt: src, completion: tgt}"),
+        (demonstration, {"id": 1, "src": "q", "tgt": "a"}, "data.columns={prompt: COLUMN, completion: COLUMN}"),
+        (demonstration, {"prompt": "q"}, "The row lacks completion."),
+        (demonstration, {"chat": [USER]}, "data.columns={messages: chat}"),
+        (preference, {"q": "q", "good": "a", "bad": "b"}, "data.columns={prompt: q, chosen: good, rejected: bad}"),
+        (preference, {"prompt": "q", "good": "a", "bad": "b"}, "data.columns={chosen: good, rejected: bad}"),
+        (question, {"task_id": 3, "problem": "q"}, "data.columns={prompt: problem}"),
+    ],
+)
+def test_unknown_columns_are_answered_with_the_override_that_reads_them(read, row, said):
+    with pytest.raises(DataError, match=re.escape(said)):
+        read(row, where="f:1")
 
 
 def test_a_row_without_a_renamed_column_says_so():

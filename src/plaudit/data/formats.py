@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
-from plaudit.data.dialects import BUILT_IN
+from plaudit.data.dialects import BUILT_IN, CHATS
 from plaudit.data.fields import IMAGES, DataError, Fields, Message, blank, shown, template_arguments
 from plaudit.data.records import (
     DEMONSTRATION,
@@ -162,14 +163,37 @@ def detect(fields: Fields, kind: str) -> Dialect:
     there = [e for e in dialects().values() if (kind in e.gives or e.refusal) and e.matches(fields)]
     if not there:
         columns = sorted(str(name) for name, value in fields.row.items() if value is not None)
-        raise fields.error(
-            f"the columns {', '.join(columns) or '(none)'} are not a known dialect of {kind}. {_serving(kind)} "
-            "Name other columns with data.columns."
-        )
+        told = f"the columns {', '.join(columns) or '(none)'} are not a known dialect of {kind}."
+        raise fields.error(f"{told} {_override(fields, kind)} {_serving(kind)}".replace("  ", " "))
     best = max(there, key=lambda entry: (entry.precedence, len(entry.needs)))
     if kind not in best.gives:
         raise fields.error(best.refusal)
     return best
+
+
+def _override(fields: Fields, kind: str) -> str:
+    """Say what to set for a row's columns to be read in the dialect that leaves fewest of them without a use."""
+    chats = any(isinstance(value, list) for value in fields.row.values())
+    others = {*(ELSEWHERE.get(kind, ()) if kind != JUDGEMENT else ()), *([] if chats else CHATS.split("|"))}
+
+    def renamed(dialect: Dialect) -> tuple[list[str], list[str], dict[str, str]]:
+        lacking = [entry.split("|")[0] for entry in dialect.needs if not any(map(fields.has, entry.split("|")))]
+        free = [str(name) for name in fields.row if str(name) not in dialect.read_of(fields)]
+        return lacking, free, {name: near[0] for name in lacking if (near := get_close_matches(name, free, n=1))}
+
+    def cost(dialect: Dialect) -> tuple[int, int]:
+        lacking, free, named = renamed(dialect)
+        return max(len(lacking), len(free)) - len(named), len(dialect.needs) * (1 if kind == QUESTION else -1)
+
+    serving = [one for one in dialects().values() if kind in one.gives]
+    ours = [one for one in serving if not any({*entry.split("|")} <= others for entry in one.needs)]
+    lacking, free, named = renamed(min(ours, key=cost))
+    if len(free) == len(lacking):
+        named = dict(zip(lacking, free, strict=True)) | named
+    if not free or len({*named.values()}) < len(named):
+        return f"The row lacks {' and '.join(lacking)}."
+    pairs = ", ".join(f"{name}: {named.get(name, 'COLUMN')}" for name in lacking)
+    return f"Name its columns: 'data.columns={{{pairs}}}'."
 
 
 def _serving(kind: str) -> str:
