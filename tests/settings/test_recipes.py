@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from told import says
 
 from plaudit import load_pipeline
+from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.pipeline import PipelineSettings
-from plaudit.settings.recipes import load_settings, load_tree, parse_override, read_yaml
+from plaudit.settings.recipes import load_settings, load_tree, parse_override, read_settings, read_yaml
 from plaudit.settings.tree import Settings, SettingsError
 
 pytestmark = pytest.mark.slow
@@ -198,9 +199,21 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
     assert "there is no recipe" in refused(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
     assert "cannot be read as settings" in refused(tmp_path / "binary.yaml")
+    assert "mean binary.yaml?" in refused(tmp_path / "binary.yml")
     assert "is a folder, not a recipe" in refused(tmp_path)
     (tmp_path / "settings.yaml").touch()
     assert f"are {tmp_path}/settings.yaml" in refused(tmp_path)
+
+
+def test_rewards_are_given_by_name(tmp_path: Path) -> None:
+    """As from Python: a rule, or a function's file and name."""
+    (tmp_path / "mine.py").write_text("def mine(completion):\n    return 1.0\n")
+    names = ["exact_match", f"{tmp_path}/mine.py:mine"]
+    rewards = [RewardSettings(kind="exact_match"), RewardSettings(kind="function", function=names[1])]
+    assert read_settings({"method": "grpo", "rewards": names}, ()).rewards == rewards
+    assert read_settings({"method": "grpo"}, [f"rewards=[{','.join(names)}]"]).rewards == rewards
+    assert load_tree(EvaluationSettings, {"rewards": names}).rewards == rewards
+    assert load_tree(EvaluationSettings, {}, [f"rewards=[{','.join(names)}]"]).rewards == rewards
 
 
 def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:

@@ -53,10 +53,9 @@ def layout(
     """Print which part of a recipe's models each rank would hold, with sizes. Nothing is loaded or started."""
     with plain_errors():
         from plaudit.commands.layout import plan, publish, read_mesh, report, sends
-        from plaudit.settings.recipes import read_settings
+        from plaudit.settings.recipes import read_settings, recipe_of
 
-        words = (None, (recipe, *overrides)) if "=" in recipe and not Path(recipe).exists() else (recipe, overrides)
-        settings = read_settings(*words)
+        settings = read_settings(*recipe_of([recipe, *overrides]))
         models = plan(settings, mesh, ranks)
         given = publish(models) if settings.samples else ()
         for line in (*report(models, rank), *given, *(sends(models, read_mesh(to)) if to else ())):

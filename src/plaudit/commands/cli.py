@@ -64,20 +64,19 @@ def _say(line: str) -> None:
     click.echo(visible(line))
 
 
-def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
+def train_by(method: str | None, words: Sequence[str], deepspeed: str | None) -> None:
     """Train from a recipe, overrides, or both."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
         from plaudit.runtime.settings import PLANNED
         from plaudit.settings.checks import left_over
-        from plaudit.settings.recipes import as_ours, load_settings
+        from plaudit.settings.recipes import as_ours, load_settings, recipe_of
         from plaudit.settings.tree import unused
 
-        # A recipe is optional: `plaudit sft model.path=... data.train=...` is enough.
-        none = "=" in recipe and not Path(recipe).exists()
-        given = as_ours(None if none else recipe, method, deepspeed)
-        settings = load_settings(given.recipe, [recipe, *overrides] if none else overrides, method=method)
+        recipe, overrides = recipe_of(words)
+        given = as_ours(recipe, method, deepspeed)
+        settings = load_settings(given.recipe, overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
         if settings.runtime.placement in PLANNED:
             from plaudit.plan.choice import chosen
@@ -96,13 +95,12 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
 
 def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[str]) -> Tree:
     """Read the settings of an evaluation from an optional recipe and overrides."""
-    from plaudit.settings.recipes import load_tree, read_yaml
+    from plaudit.settings.recipes import load_tree, read_yaml, recipe_of
 
-    words = [word for word in (recipe, *overrides) if word is not None]
-    if words and "=" not in words[0] and Path(words[0]).is_dir():  # `plaudit evaluate runs/grpo prompts=...`
-        return load_tree(template, {"model": words[0]}, words[1:])
-    given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
-    return load_tree(template, given, words)
+    recipe, words = recipe_of([recipe, *overrides])
+    if recipe is not None and Path(recipe).is_dir():  # `plaudit evaluate runs/grpo prompts=...`
+        return load_tree(template, {"model": recipe}, words)
+    return load_tree(template, {} if recipe is None else read_yaml(recipe), words)
 
 
 def add_method(name: str, text: str) -> None:
@@ -117,7 +115,7 @@ def add_method(name: str, text: str) -> None:
     @deepspeed_option
     @traceback_option
     def command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
-        train_by(name, recipe, overrides, deepspeed)
+        train_by(name, [recipe, *overrides], deepspeed)
 
 
 for _name, _text in METHODS.items():
@@ -131,7 +129,7 @@ for _name, _text in METHODS.items():
 @traceback_option
 def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
     """Train with the method that the recipe names (`method: ...`), built in or from a plugin."""
-    train_by(None, recipe, overrides, deepspeed)
+    train_by(None, [recipe, *overrides], deepspeed)
 
 
 @main.command(cls=TakesSettings)

@@ -43,9 +43,10 @@ MOST = {"small": {"demonstrations": 20, "pairs": 5}, "large": {"demonstrations":
 
 def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
     """Write the recipe, and a fresh model's tokenizer beside it. Return lines to print. Raises SettingsError for keys
-    that the method lacks and for an `output` that exists."""
+    that the method lacks and for an `output` that exists. A word without "=" is the file of rows."""
     if output.exists():
         raise SettingsError(f"{output} exists already: give another file, --output=FILE")
+    overrides = [word if "=" in word else f"data.train={word}" for word in overrides]
     kind = {"demonstrations": "demonstrations", "prompts": "online"}.get(defaults(method).algorithm.data, "pairs")
     asked = reduce(merged, (nested(one.key, one.value) for one in map(parse_override, overrides)), dict[str, Any]())
     train = (asked.get("data") or {}).get("train") or f"my/{kind}.jsonl"

@@ -30,7 +30,9 @@ class TakesSettings(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise click.UsageError(_as_setting(error.option_name, given, str(self.name)), ctx) from error
+            others = getattr(ctx.find_root().command, "commands", {})
+            whose = [name for name, one in others.items() if any(error.option_name in p.opts for p in one.params)]
+            raise click.UsageError(_as_setting(error.option_name, given, str(self.name), whose), ctx) from error
         except click.MissingParameter as error:
             if self.name not in METHODS:
                 raise
@@ -74,8 +76,8 @@ def tree_of(command: str) -> type:
     }.get(command, Settings)
 
 
-def _as_setting(option: str, args: list[str], command: str) -> str:
-    """Say what to write instead of an unknown option."""
+def _as_setting(option: str, args: list[str], command: str, others: list[str]) -> str:
+    """Say what to write instead of an unknown option, which `others` have."""
     from plaudit.settings.recipes import defaults, unknown_keys
     from plaudit.settings.spellings import meant_in
     from plaudit.support.fields import leaves
@@ -88,7 +90,10 @@ def _as_setting(option: str, args: list[str], command: str) -> str:
     ours = meant_in(tree_of(command), name).removeprefix(": here it is ")
     if not ours and command in METHODS:
         ours = next((leaf.key for leaf in leaves(defaults(command)) if leaf.key.rpartition(".")[2] == name), "")
-    for _, told in unknown_keys({name: value}, tree_of(command)):
+    unknown = list(unknown_keys({name: value}, tree_of(command)))
+    if unknown and not ours and others:
+        return visible(f"there is no option {option}: it is one of `plaudit {others[0]}`")
+    for _, told in unknown:
         near = re.search(r"did you mean ([\w.]+)\?", told)
         ours = ours or (near[1] if near and "." not in name else "")
     key, _, more = ours.partition(" ")

@@ -16,7 +16,7 @@ import click
 from plaudit.models.mesh import Mesh
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.sinks import read_jsonl
-from plaudit.settings.recipes import load_settings, read_settings
+from plaudit.settings.recipes import load_settings, read_settings, recipe_of
 from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.later import postponed
 
@@ -24,16 +24,10 @@ with postponed("torch"):
     import plaudit.runs.outlook  # noqa: F401  # it imports the methods, so that settings find them without torch
     from plaudit.plan.cost import Costs, Estimate
     from plaudit.plan.held import models_of
-    from plaudit.plan.profile import Profile, read_profile
+    from plaudit.plan.profile import Curve, Profile, read_profile
     from plaudit.plan.report import Outcome
     from plaudit.runs.planned import beside, keep
     from plaudit.runs.records import METRICS, SAMPLES
-
-
-def words_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """A recipe, if the first word is one, and overrides."""
-    rest = list(words)
-    return (None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)), rest
 
 
 def profile(method: str | None, words: Sequence[str]) -> Path:
@@ -44,7 +38,7 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
     from plaudit.runs.assemble import Job
     from plaudit.runtime.memory import keep_freed_memory
 
-    recipe, overrides = words_of(words)
+    recipe, overrides = recipe_of(words)
     settings, reporter = load_settings(recipe, overrides, method=method), Reporter()
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
@@ -71,15 +65,20 @@ def summary(found: Profile) -> list[str]:
     """What a profile says, for people."""
     lines = [f"{found.hardware}: work takes {found.crowded:.2f} times as long while every core works"]
     for name, curve in found.passes.items():
-        numbers = ", ".join(f"{1e6 * value:,.3g}" for value in curve.all)
-        lines.append(f"  {name:18} {numbers} microseconds a pass, token, squared length, token of the head")
-    decode = ", ".join(f"{1e6 * value:,.3g}" for value in found.decode.all)
-    lines += [f"  {'decoding':18} {decode} microseconds a step, row, token of context"] if any(found.decode.all) else []
+        lines.append(f"  {name:18} {_each(curve, 'pass', 'token', 'squared length', 'token of the head')}")
+    if any(found.decode.all):
+        lines.append(f"  {'decoding':18} {_each(found.decode, 'step', 'row', 'token of context')}")
     for name, (constant, each) in found.rewards.items():
         lines.append(f"  {name:18} {1e3 * constant:,.3g} ms, and {1e3 * each:,.3g} ms an answer")
     for name, line in found.lines.items():
         lines.append(f"  {name:18} {1e3 * line.latency:,.3g} ms, and {line.bandwidth / 1e6:,.0f} MB/s")
     return lines + [f"  {note}" for note in found.notes]
+
+
+def _each(curve: Curve, *units: str) -> str:
+    """The coefficients of a curve, with what each is of."""
+    named = [f"{1e6 * value:,.3g} a {unit}" for value, unit in zip(curve.all, units, strict=True)]
+    return f"microseconds: {', '.join(named)}"
 
 
 def plan(
@@ -93,7 +92,7 @@ def plan(
     checked: bool,
 ) -> None:
     """Print what `[RECIPE] key=value ...` would take, by the profile beside its run or by each of `profiles`."""
-    recipe, overrides = words_of(words)
+    recipe, overrides = recipe_of(words)
     settings, reporter = read_settings(recipe, overrides, method=method), Reporter()
     if settings.runtime.pipeline > 1:
         raise SettingsError("plaudit plan does not know stages yet: plan without runtime.mesh.pipeline")

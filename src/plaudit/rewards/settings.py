@@ -89,6 +89,11 @@ class RewardSettings(Section):
                 yield f"{given.key}={given.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
 
 
+def by_name(name: str) -> dict[str, str]:
+    """Return the settings of a reward that is given by its name: a rule's, or a function's "file.py:name"."""
+    return {"kind": "function", "function": name} if ":" in name else {"kind": name}
+
+
 def options_of(kind: type[Options], name: str, given: Mapping[str, Any]) -> Options:
     """Return the `options` of a reward as its dataclass. Raises ValueError for unknown keys and wrong values."""
     written: Any = kind
@@ -161,10 +166,11 @@ class ShapingSettings:
     clip: float | None = setting(None, above=0)
     """Largest size of the reward, on both sides. Null sets no limit."""
     unfinished: str | int | float = setting("score", choices=UNFINISHED, numbers=True)
-    """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a reward of -1), a
-    number (another reward; it is not shifted, scaled or clipped) or "bootstrap" (no reward; the critic's value after
-    the cut stands for the rest). "mask" leaves it out, as if it had not been drawn. "mask_loss" only trains no token of
-    it, as TRL does: it counts in its group's baseline and as an answer that losses are averaged over."""
+    """What an answer gets that was cut off by length: "score" (its own), "penalty" (-1), a number, "bootstrap" (the
+    critic's value), "mask" (it is left out) or "mask_loss" (it trains no token). A penalty or number is not shifted,
+    scaled or clipped. With "bootstrap" the value after the cut stands for the rest, and there is no reward. "mask" acts
+    as if it had not been drawn; with "mask_loss", as in TRL, it counts in its group's baseline and where losses are
+    averaged."""
 
     @property
     def penalty(self) -> float | None:

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from plaudit.models.load import load_tokenizer
 from plaudit.rewards.rules import RULES
-from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.settings import RewardSettings, by_name
 from plaudit.runs.records import CHECKPOINTS, SETTINGS
 from plaudit.runs.rows import splits_of, stored_rows
 from plaudit.settings.recipes import load_settings, read_saved, read_yaml
@@ -211,7 +211,7 @@ def _reward(reward: Any, rules: dict[str, Callable[..., Any]]) -> RewardSettings
     if isinstance(reward, RewardSettings):
         return reward
     if isinstance(reward, str):
-        return RewardSettings(kind="function", function=reward) if ":" in reward else RewardSettings(kind=reward)
+        return RewardSettings(**by_name(reward))
     if isinstance(reward, Mapping):
         known = [one.name for one in fields(RewardSettings)]
         if unknown := [str(key) for key in reward if key not in known]:

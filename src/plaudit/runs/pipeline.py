@@ -24,7 +24,6 @@ from plaudit.settings.recipes import (
     nested,
     parse_override,
     read_yaml,
-    spelled_out,
 )
 from plaudit.settings.tree import Settings, SettingsError, to_plain
 from plaudit.support import plugins
@@ -82,7 +81,7 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     given["stages"] = {name: dict(stage or {}) for name, stage in stages.items()}
     own: list[str] = []
     for text in overrides:
-        override = spelled_out(parse_override(text))
+        override = parse_override(text)
         head, _, rest = override.key.partition(".")
         if head in stages and rest:
             given["stages"][head] = merged(given["stages"][head], nested(rest, override.value))

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plaudit.rewards.settings import by_name
 from plaudit.settings.checks import check
 from plaudit.settings.importers.read import read
 from plaudit.settings.importers.read import read_saved as read_saved
@@ -81,9 +82,9 @@ def drafted(
     parsed = []
     for text in overrides:
         with _collected(problems):
-            parsed.append(spelled_out(parse_override(text)))
+            parsed.append(parse_override(text))
     told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), method)
-    given = _spelled_out(as_ours(recipe, method or told, deepspeed).recipe)
+    given = {key: _at_length(key, value) for key, value in as_ours(recipe, method or told, deepspeed).recipe.items()}
     named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
@@ -177,7 +178,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    """Read an override in Hydra's grammar (`null` is None, lists as [a,b], dicts as {a: 1})."""
+    """Read an override in Hydra's grammar (`null` is None, lists as [a,b], dicts as {a: 1}), short forms at length."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -185,12 +186,13 @@ def parse_override(text: str) -> Override:
         parsed = OverridesParser.create().parse_override(text)
         if parsed.is_sweep_override():
             raise SettingsError(f"{text}: a sweep over several values is not a setting of one run; start one run each")
-        value = None if parsed.is_delete() else parsed.value()
+        value = None if parsed.is_delete() else _plain(parsed.value())
         if not parsed.key_or_group:
             raise HydraException("it has no key")
     except (HydraException, ValueError) as error:  # the latter: a number of more digits than Python reads
         raise SettingsError(f"{shortened(text)!r} is not of the form key.sub=value: {_first_line(error)}") from error
-    return Override(text=text, key=parsed.key_or_group, value=_plain(value), deletes=parsed.is_delete())
+    key = parsed.key_or_group
+    return Override(text=text, key=key, value=_at_length(key, value), deletes=parsed.is_delete())
 
 
 def _plain(value: Any) -> Any:
@@ -202,16 +204,11 @@ def _plain(value: Any) -> Any:
     return value.text if type(value).__name__ == "QuotedString" else value
 
 
-def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
-    """`runtime: ray` is short for `runtime: {kind: ray}`."""
-    runtime = given.get("runtime")
-    return {**given, "runtime": {"kind": runtime}} if isinstance(runtime, str) else given
-
-
-def spelled_out(override: Override) -> Override:
-    if override.key == "runtime" and isinstance(override.value, str):
-        return dataclasses.replace(override, key="runtime.kind")
-    return override
+def _at_length(key: str, value: Any) -> Any:
+    """`runtime: ray` is short for `runtime: {kind: ray}`, and `rewards: [gsm8k]` for `rewards: [{kind: gsm8k}]`."""
+    if key == "rewards" and isinstance(value, list):
+        return [by_name(one) if isinstance(one, str) else one for one in value]
+    return {"kind": value} if key == "runtime" and isinstance(value, str) else value
 
 
 def defaults(method: str) -> Settings:
@@ -234,7 +231,7 @@ def load_tree(
     text = ""
     try:
         for text, value in given.items():
-            config = OmegaConf.merge(config, {text: value})
+            config = OmegaConf.merge(config, {text: _at_length(text, value)})
         for override in parsed:
             text = shortened(override.text)
             config = OmegaConf.merge(config, nested(override.key, override.value))
@@ -246,6 +243,12 @@ def load_tree(
         raise SettingsError(f"{where}: {_first_line(error)}") from error
 
 
+def recipe_of(words: Iterable[str | None]) -> tuple[str | None, list[str]]:
+    """Return a recipe, if the first word is one, and the overrides. `plaudit sft data.train=...` has no recipe."""
+    rest = [word for word in words if word is not None]
+    return (None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)), rest
+
+
 def nested(key: str, value: Any) -> dict[str, Any]:
     """`a.b`, value -> {a: {b: value}}."""
     for part in reversed(key.split(".")):
@@ -253,7 +256,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return typing.cast(dict[str, Any], value)
 
 
-def check_known(name: str, known: typing.Iterable[str], *, what: str) -> None:
+def check_known(name: str, known: Iterable[str], *, what: str) -> None:
     """Raise SettingsError unless `name` is known, naming the nearest one that is."""
     known = list(known)
     if name not in known:

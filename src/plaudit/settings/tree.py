@@ -131,7 +131,7 @@ def annotated(found: Iterable[Leaf], default: Mapping[str, Any]) -> str:
         news = [depth for depth in range(len(sections)) if sections[: depth + 1] != before[: depth + 1]]
         lines += [f"{'  ' * depth}{'-' if sections[depth].isdigit() else f'{sections[depth]}:'}" for depth in news]
         before, indent = sections, "  " * len(sections)
-        lines += textwrap.wrap(leaf.words, 110, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        lines += textwrap.wrap(leaf.words, 80, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         value = yaml.safe_dump(to_plain(leaf.value), default_flow_style=True, width=math.inf)
         usual = default.get(leaf.key, leaf.value)
         differs = "" if to_plain(usual) == to_plain(leaf.value) else f"  # by default {shown(usual)}"

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.settings import FILE
 from plaudit.settings.tree import SettingsError
 from plaudit.support.bounded import UnreadableError, yaml_text
+from plaudit.support.fields import close
 from plaudit.support.paths import at_home
 
 
@@ -64,9 +66,13 @@ def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
+        if FILE.search(str(path)) and not str(path).endswith(".json"):
+            told = f"{path} has rows and is no recipe: `plaudit init METHOD data.train={path}` writes one"
+            raise UnreadableError(told)
         content = read()
     except FileNotFoundError as error:
-        raise SettingsError(f"there is no recipe {path}; `plaudit init METHOD` writes one") from error
+        near = close(Path(path).name, (one.name for one in at_home(path).parent.glob("*.y*ml")))
+        raise SettingsError(f"there is no recipe {path}{near or '; `plaudit init METHOD` writes one'}") from error
     except IsADirectoryError as error:
         raise SettingsError(f"{path} is a folder, not a recipe{_recipe_within(at_home(path))}") from error
     except UnreadableError as error:  # it names the file
