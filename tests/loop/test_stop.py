@@ -143,12 +143,19 @@ def test_a_hook_that_cannot_take_a_moment_is_refused_before_the_first_step(make_
 
 def test_a_second_signal_acts_as_ever() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background
-    try:
-        with stop_signals() as received:
+    said: list[str] = []
+
+    def twice() -> None:
+        with stop_signals(said.append) as received:
             os.kill(os.getpid(), signal.SIGINT)
             assert received == [signal.SIGINT]
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt) as second:
+            twice()
+        assert said == ["SIGINT: the run ends after this step, saved; a second one ends it at once"]
+        assert "resume=latest continues from there" in second.value.__notes__[0]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -52,7 +52,7 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         _tell(str(stopped))
         raise SystemExit(stopped.code) from stopped
     except KeyboardInterrupt as error:
-        _tell("stopped by SIGINT")
+        _tell(" ".join(["stopped by SIGINT", *getattr(error, "__notes__", ())]))
         raise SystemExit(128 + signal.SIGINT) from error
     except Exception as error:
         limit, storage = _of_limits(error), _of_storage(error, target)

@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from plaudit.support.ends import Stopped as Stopped
@@ -49,17 +49,23 @@ def stopped_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Yield a list that receives the first signal."""
+def stop_signals(say: Callable[[str], None] = lambda text: None) -> Iterator[list[int]]:
+    """Yield a list that receives the first signal, which is also said."""
     received: list[int] = []
 
     def note(signum: int, frame: Any) -> None:
         received.append(signum)
+        with suppress(RuntimeError):  # it came while a line was written
+            say(f"{signal.Signals(signum).name}: the run ends after this step, saved; a second one ends it at once")
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if number == HANGUP else handler)
 
     with _heard(note) as previous:
-        yield received
+        try:
+            yield received
+        except KeyboardInterrupt as second:
+            second.add_note("within a step; what was saved before it is kept, and resume=latest continues from there")
+            raise
 
 
 @contextmanager

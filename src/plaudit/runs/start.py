@@ -120,7 +120,7 @@ def _run(
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:
                 save_start(folder, settings, job.data.report.json())
-        with stop_signals() as stop, Crews(settings, reporter.say) as crews:
+        with stop_signals(reporter.say) as stop, Crews(settings, reporter.say) as crews:
             finished(job.train(crews, stop, hooks))
     role = next(iter(job.objective.losses()))
     reporter.say("\n".join(last_block(settings, folder, role, store.model(role))))
