@@ -51,8 +51,9 @@ def test_every_contradiction_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_do_and_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing to evaluate"):
-        EvaluationSettings(model="m/m").check()
+    for given, needed in (({"model": "m/m"}, "set prompts"), ({"judge": "j/j"}, "set preferences"), ({}, "set model")):
+        with pytest.raises(ValueError, match=f"nothing to evaluate: {needed}"):
+            EvaluationSettings(**given).check()
     with pytest.raises(ValueError, match=r"kinds=\['kld'\]"):
         EvaluationSettings(model="m/m", kinds=["kld"]).check()
 
@@ -65,6 +66,9 @@ def test_what_measures_ask_of_each_other_is_named() -> None:
         assert expected in str(error.value)
     with pytest.raises(ValueError, match="gold or rewards"):
         EvaluationSettings(model="m/m", prompts="rows", judge="j/j", pass_at=[1]).check()
+    greedy = SamplingSettings(temperature=0.0)
+    given = EvaluationSettings(model="m/m", prompts="rows", reference="r/r", sampling=greedy)
+    assert given.chosen() == ["generation"], "the KL is left out"
     asked = LlmSettings(url="http://x/v1", model="m")
     given = EvaluationSettings(model="m/m", prompts="rows", other="o/o", llm=asked)
     assert given.chosen() == ["generation", "comparison"]

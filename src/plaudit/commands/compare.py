@@ -31,7 +31,7 @@ from plaudit.runs.origin import settings_of_run
 from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_saved
 from plaudit.support.bounded import UnreadableError
-from plaudit.support.fields import flat, leaves
+from plaudit.support.fields import flat, leaves, shown
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
@@ -84,7 +84,7 @@ class Compared:
 
     def tables(self) -> list[Table]:
         """Settings, figures and answers for a terminal."""
-        rows = {key: [str(value) for value in values] for key, values in self.different.items()}
+        rows = {key: [shown(value) for value in values] for key, values in self.different.items()}
         found = [_table("Settings that differ", "setting", self.runs, rows)]
         for title, figures in (("Recorded", self.recorded), (f"Measured on {self.asked}", self.measured)):
             names = dict.fromkeys(name for own in figures.values() for name in own)

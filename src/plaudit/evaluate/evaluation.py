@@ -26,7 +26,7 @@ from plaudit.evaluate.comparison import (
 )
 from plaudit.evaluate.generation import Figures, generation_figures
 from plaudit.evaluate.policy import Answer, Answers, Policy
-from plaudit.evaluate.settings import EvaluationSettings
+from plaudit.evaluate.settings import WHOLE, EvaluationSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.models.folders import run_of
 from plaudit.monitor.console import Reporter
@@ -102,6 +102,8 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
     reporter = reporter or Reporter(quiet=True)
     bench = Bench(settings, reporter)
     kinds = settings.chosen()
+    if not settings.kinds and not settings.lacking("kl") and "kl" not in kinds:
+        reporter.say(f"the KL is left out: it {WHOLE}")
     policy = None if settings.model is None else bench.policy(settings.model)
     figures: Figures = {}
     answers: Answers = []

@@ -197,8 +197,9 @@ class EvaluationSettings(MeasureSettings):
     evaluations), and writes nothing for a model of no run."""
 
     def chosen(self) -> list[str]:
-        """The kinds asked for, or all that have what they need."""
-        return list(self.kinds) or [kind for kind in KINDS if not self.lacking(kind)]
+        """The kinds asked for, or all that have what they need. The KL needs answers of the whole policy."""
+        able = [kind for kind in KINDS if not self.lacking(kind)]
+        return list(self.kinds) or [kind for kind in able if kind != "kl" or self.sampling.whole]
 
     def lacking(self, kind: str) -> list[str]:
         """Return what a kind of figure needs and these settings do not name."""
@@ -218,9 +219,11 @@ class EvaluationSettings(MeasureSettings):
             if kind in KINDS and (lacking := self.lacking(kind)):
                 yield f"kinds has {kind}, which needs {' and '.join(lacking)}"
         if not self.chosen():
-            yield "kinds: nothing to evaluate: set model and demonstrations or prompts, or judge and preferences"
-        if "kl" in self.chosen() and not self.sampling.whole:
-            yield f"sampling: kl {WHOLE}, or name the other kinds in `kinds`"
+            needed = "prompts, demonstrations or preferences" if self.model or not self.judge else "preferences"
+            whose = "" if self.model or self.judge else "model (or judge) and "
+            yield f"kinds: nothing to evaluate: set {whose}{needed}"
+        if "kl" in self.kinds and not self.sampling.whole:
+            yield f"sampling: kl {WHOLE}"
         models = {"model": self.model, "reference": self.reference, "other": self.other, "judge": self.judge}
         local = {name: path for name, path in models.items() if path and path.startswith((".", "/", "~"))}
         yield from (f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir())
