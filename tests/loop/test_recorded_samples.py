@@ -45,12 +45,12 @@ def test_a_sample_by_hand() -> None:
     assert first == (
         {"group": 0, "sample": 0, "greedy": False, "prompt_id": "p", "prompt": "how"}
         | {"completion": "well", "finish": "eos", "tokens": 2, "reward": 1.5, "score": 3.0, "parts": {"rule": 2.0}}
-        | {"reason": None, "advantage": 0.5, "logprob": -1.5, "versions": [7, 8]}
+        | {"reason": None, "advantage": 0.5, "versions": [7, 8]}
         | {"ids": (3, 4), "pieces": ["<3>", "<4>"], "logprobs": [-1.0, -2.0], "learner": [-1.25, -2.0]}
         | {"entropies": [0.5, 0.25], "advantages": [0.25, 0.75], "drawn": [[8, 1], [7, 1]]}
     )
     assert (nothing["reward"], nothing["reason"], nothing["advantage"]) == (None, "too short", None)
-    assert (nothing["logprob"], nothing["versions"], nothing["tokens"], nothing["ids"]) == (None, [], 0, ())
+    assert (nothing["versions"], nothing["tokens"], nothing["ids"]) == ([], 0, ())
     (other, _) = sample_records(group(1), row_columns(batch), PIECES)
     assert other["advantage"] is None  # another group's
 

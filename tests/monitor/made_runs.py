@@ -121,7 +121,6 @@ def _group(
             "parts": {"judge": round(reward, 4), "gold": round(rng.uniform(-1, 1), 4)},
             "reason": "judge: timed out" if sample == 2 and number == 1 else None,
             "advantage": round(reward - 0.1, 4),
-            "logprob": sum(logprobs) / count,
             "versions": [step - 1],
             "ids": list(range(count)),
             "pieces": pieces,

@@ -224,7 +224,6 @@ def _answer(response: Response) -> dict[str, Any]:
         "score": score.value,
         "parts": dict(score.parts),
         "reason": score.reason,
-        "logprob": sum(completion.logprobs) / len(completion.logprobs) if completion.logprobs else None,
         "versions": sorted(set(completion.versions)),
     }
 
