@@ -44,7 +44,8 @@ LONG = {
     "runs/test_long_answers.py::test_judges_read_them_in_their_processes": 0,
     "runs/test_sharded_runs.py::test_ppo_on_ranks_with_parts_and_on_from_their_checkpoint_on_one": 0,
     "runs/test_sharded_runs.py::test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler": 0,
-    "learn/test_methods_on_meshes.py::test_it_has_the_gradient_of_one_rank_and_its_norm": 4,
+    "learn/test_methods_on_meshes.py::test_it_has_the_gradient_of_one_rank_and_its_norm": 8,
+    "benchmarks/test_gpu.py::test_every_part_has_its_figures": 0,
     "learn/test_sharding.py": 0,
     "learn/test_replicas.py": 0,
     "learn/test_tensor.py": 0,
@@ -70,15 +71,22 @@ LONG = {
     "loop/test_checkpoint.py::"
     "test_a_process_killed_before_any_write_flush_or_rename_leaves_one_of_the_two_checkpoints": 0,
     "commands/test_serve.py::test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been": 5,
+    "commands/test_serve.py::test_a_run_outlives_a_server_that_dies_with_its_questions": 0,
     "commands/test_serve.py::test_a_signal_ends_a_run_that_waits_for_its_server": 0,
     "commands/test_serve.py::test_a_run_ends_by_itself_where_the_server_stays_away": 0,
     "commands/test_cli.py::test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written": 0,
     "commands/test_cli.py::test_a_run_that_nobody_listens_to_goes_on": 2,
     "commands/test_cli.py::test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on": 0,
     "commands/test_cli.py::test_a_full_disk_ends_a_run_in_one_line": 0,
+    "commands/test_cli.py::test_settings_are_written_in_utf8_whatever_the_locale": 0,
     # Every value of every setting
     "settings/test_settings.py::test_no_value_of_any_setting_is_met_by_another_error": 0,
     "settings/test_recipes.py::test_any_mapping_is_taken_or_refused_as_settings": 0,
+    # Measurements, which take their time
+    "commands/test_plan.py::test_a_check_runs_steps_of_a_plan": 0,
+    "plan/test_profile.py::test_a_busy_machine_is_noted_first": 0,
+    # The page at every width and in both colours
+    "monitor/test_browser.py::test_every_state_fits_the_window_and_axe_finds_nothing_serious": 3,
     # Studies, guides and pretrained shapes from end to end
     "loop/test_unfinished.py::test_unfinished_answers_do_not_become_the_rule": 4,
     "runs/test_reward_guide.py::test_the_guide_step_by_step": 0,
