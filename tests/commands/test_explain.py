@@ -53,7 +53,7 @@ def test_a_recipes_values_stand_beside_the_defaults_and_load_again(make_recipe: 
         (("generate", "sampling.max_tokens"), "  max_tokens: 64"),
         (("generate", "device"), "One of auto, cpu, cuda, cuda:NUMBER.\ndevice: auto"),
         (("serve",), "--port 8008"),
-        (("relabel", "ties"), "One of drop, keep.\nties: drop"),
+        (("relabel", "ties"), "drop, keep.\nties: drop"),
         (("compare", "examples"), "examples: 5"),
     ],
 )

@@ -205,6 +205,13 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
     assert f"are {tmp_path}/settings.yaml" in refused(tmp_path)
 
 
+def test_a_recipe_without_a_method_is_refused() -> None:
+    """It was read as one of SFT, whatever its other settings said."""
+    with pytest.raises(SettingsError, match="no method is given"):
+        read_settings({"name": "one", "data": {"train": "rows.jsonl"}}, ())
+    assert read_settings({"name": "one"}, ["method=dpo"]).method == "dpo"
+
+
 def test_rewards_are_given_by_name(tmp_path: Path) -> None:
     """As from Python: a rule, or a function's file and name."""
     (tmp_path / "mine.py").write_text("def mine(completion):\n    return 1.0\n")

@@ -48,9 +48,9 @@ def main() -> None:
     """Reinforcement learning from human feedback, with one command per method and one recipe per run.
 
     \b
-    plaudit ppo RECIPE.yaml key=value ...      train with a method
-    plaudit pipeline RECIPE.yaml               several stages; each uses the results of earlier ones
-    plaudit demo                               the whole pipeline on generated data, in minutes on a CPU
+    plaudit ppo RECIPE.yaml key=value ...  train with a method
+    plaudit pipeline RECIPE.yaml           several stages, one after the other
+    plaudit demo                           all of it on generated data, in minutes
 
     Settings come from the recipe, then from the command line (Hydra's grammar; null is None). `plaudit settings METHOD`
     lists them all.
@@ -157,9 +157,9 @@ def init(method: str, overrides: tuple[str, ...], output: Path | None) -> None:
     """Write a recipe for your own data into METHOD.yaml. It suits the model's size and the number of rows.
 
     \b
-    plaudit init sft data.train=my/sft.jsonl                              a small model, from nothing
-    plaudit init sft data.train=my/sft.jsonl model.path=Qwen/Qwen2.5-0.5B
-    plaudit init dpo data.train=my/pairs.jsonl model.path=runs/sft
+    plaudit init sft my/sft.jsonl          a small model, from nothing
+    plaudit init sft my/sft.jsonl model.path=Qwen/Qwen2.5-0.5B
+    plaudit init dpo my/pairs.jsonl model.path=runs/sft
     """
     target = output or Path(f"{method}.yaml")
     with plain_errors(target):
@@ -202,7 +202,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], follow: bool) -> No
     """Measure perplexity, generations, preference accuracy and KL to a reference, or compare two models.
 
     \b
-    plaudit evaluate runs/ppo prompts=test.jsonl reference=runs/sft judge=runs/reward
+    plaudit evaluate runs/ppo prompts=a.jsonl reference=runs/sft judge=runs/reward
     """
     with plain_errors():
         from plaudit.evaluate.evaluation import evaluate as evaluate_settings
@@ -227,7 +227,7 @@ def compare(words: tuple[str, ...]) -> None:
 
     \b
     plaudit compare runs/ppo runs/grpo
-    plaudit compare runs/ppo runs/grpo prompts=test.jsonl judge=runs/reward limit=128
+    plaudit compare runs/ppo runs/grpo prompts=a.jsonl judge=runs/reward limit=128
     """
     with plain_errors():
         from plaudit.commands.compare import compare as compare_runs
@@ -272,7 +272,7 @@ def generate(model: str, overrides: tuple[str, ...], prompts: tuple[str, ...]) -
 
     \b
     plaudit generate runs/sft --prompt "Two and two?" sampling.temperature=0
-    plaudit generate runs/sft prompts=test.jsonl sampling.samples=4 output=answers.jsonl
+    plaudit generate runs/sft prompts=a.jsonl sampling.samples=4 output=b.jsonl
     """
     with plain_errors():
         from plaudit.commands.generate import generate as answer

@@ -83,12 +83,14 @@ def drafted(
     for text in overrides:
         with _collected(problems):
             parsed.append(parse_override(text))
-    told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), method)
+    told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), None)
     given = {key: _at_length(key, value) for key, value in as_ours(recipe, method or told, deepspeed).recipe.items()}
-    named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
+    named = told or given.get("method")
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
-    method = method or str(named or Settings.method)
+    if (method := method or named) is None:
+        raise SettingsError("no method is given: add one, such as method: sft (`plaudit --help` lists them)")
+    method = str(method)
     _load_plugins(given, parsed)
     algorithm = _algorithm_class(method)
 

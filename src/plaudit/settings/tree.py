@@ -34,7 +34,7 @@ class Settings:
     """All settings of a run."""
 
     method: str = "sft"
-    """A name of `algorithms/methods.yaml`, which `plaudit --help` lists, or one that a plugin registers."""
+    """A method that `plaudit --help` lists, or one that a plugin registers."""
     name: str | None = None
     """The run's folder under `output`; null names it after the method and the time."""
     output: str = "runs"
@@ -121,8 +121,8 @@ def unused(s: Settings) -> list[str]:
 
 
 def annotated(found: Iterable[Leaf], default: Mapping[str, Any]) -> str:
-    """Return settings as YAML that loads back as a recipe. A comment above each says what it does and which values are
-    allowed; one beside it gives the default if the value differs."""
+    """Return settings as YAML that loads back as a recipe, its comments within 80 columns. One above each setting says
+    what it does and which values are allowed; one beside it gives the default if the value differs."""
     import yaml
 
     lines, before = [], [""]
