@@ -28,7 +28,7 @@ ROOMS = {
     "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1090,
+        1095,
         "paths, plugins, visible text, late imports, requests; settings; ends (60); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),
@@ -46,15 +46,15 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4655,
-        "every form in which people keep rows, in pieces (85), why one is refused, previews; what a chat shows (275)",
+        4680,
+        "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        2935,
-        "rules, functions, judges, HTTP, sandbox, protocol; functions' processes; mathematics (300); batches (185)",
+        2965,
+        "rules, functions, tried before a run (30), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
-        3645,
+        3650,
         "Hugging Face folders to modules and back, tried first (90); who holds which box, gives it to whom (70)",
     ),
     "weights": (
@@ -71,12 +71,12 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2690,
+        2695,
         "a loop for every method; half is recovery; gangs, copies (185), late writes, lost, masked (90), stops (50)",
     ),
-    "evaluate": (2022, "figures of models that are no figures of a run"),
+    "evaluate": (2030, "figures of models that are no figures of a run"),
     "settings": (
-        2590,
+        2600,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -84,7 +84,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2510,
+        2530,
         "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (

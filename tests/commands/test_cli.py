@@ -89,7 +89,7 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["sft", "absent.yaml"], "no recipe absent.yaml"),
-        (["sft", "rows.jsonl"], "has rows .. no recipe .. data.train=rows.jsonl"),
+        (["sft", "rows.jsonl"], "has rows .. no recipe .. METHOD rows.jsonl"),
         (["grpo", "--serve", "x.yaml"], "it is one of `plaudit monitor`"),
         (["init", "sft", "absent.jsonl"], "data.train: there is no absent.jsonl"),
         (["sft", "train.stepps=3"], "train.stepps .. mean train.steps"),

@@ -224,7 +224,7 @@ def test_contradictions_are_refused_by_name(method: str, overrides: list[str], t
 @pytest.mark.parametrize("place", ["./rows.py", "/rows.py", "~/rows.py", "rows.py"])
 def test_a_function_of_rows_may_be_named_by_any_path(place: str) -> None:
     offline = {k: v for k, v in VALID.items() if k != "rewards"}
-    assert load_settings({**offline, "data": {"train": f"{place}:rows"}}).data.train == f"{place}:rows"
+    assert load_settings({**offline, "method": "sft", "data": {"train": f"{place}:rows"}}).data.train == f"{place}:rows"
 
 
 ONE_OR_MORE = [

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
-from plaudit.support.fields import nearest
+from plaudit.rewards.settings import refuse_options
 from plaudit.types import Completion, Prompt
 
 BATCH = ("prompts", "completions", "completion_ids")
@@ -48,11 +48,7 @@ class Batched:
         self.columns = [one for one in needed if one not in (*BATCH, *LOGS)]
         """Columns that the function cannot do without."""
         self.reads_tokens = self.open or "completion_ids" in self.named
-        if unknown := [one for one in options if one not in {each.name for each in parameters} and not self.open]:
-            raise ValueError(
-                f"options of reward {name!r} have {unknown[0]!r}, which its function does not take"
-                f"{nearest(unknown[0], self.named)}"
-            )
+        refuse_options(name, () if self.open else options, [one.name for one in parameters])
 
     def lacking(self, prompts: Iterable[Prompt]) -> str:
         """Why the function cannot be called for these prompts, or ""."""

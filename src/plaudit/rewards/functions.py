@@ -32,7 +32,8 @@ from typing import Any, SupportsFloat
 from plaudit.rewards.base import Turns
 from plaudit.rewards.batched import batched
 from plaudit.rewards.deadlines import Late, interrupted_after
-from plaudit.support.fields import close, nearest
+from plaudit.rewards.settings import refuse_options
+from plaudit.support.fields import close
 from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 from plaudit.types.distant import here
@@ -300,12 +301,7 @@ def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any
     """Return each parameter's name with a function that gets its value. A positional-only parameter has the name ""."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    unknown = [option for option in options if option not in {parameter.name for parameter in parameters}]
-    if unknown and not open_ended:
-        raise ValueError(
-            f"options of reward {name!r} have {unknown[0]!r}, which its function does not take"
-            f"{nearest(unknown[0], [parameter.name for parameter in parameters])}"
-        )
+    refuse_options(name, () if open_ended else options, [parameter.name for parameter in parameters])
     found: list[tuple[str, Getter]] = []
     placed = _placed(parameters, options)
     for index, parameter in enumerate(parameters):

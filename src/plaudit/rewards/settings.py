@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -89,7 +89,7 @@ class RewardSettings(Section):
                 yield f"{given.key}={given.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
 
 
-def by_name(name: str) -> dict[str, str]:
+def by_name(name: str) -> dict[str, Any]:
     """Return the settings of a reward that is given by its name: a rule's, or a function's "file.py:name"."""
     return {"kind": "function", "function": name} if ":" in name else {"kind": name}
 
@@ -98,11 +98,17 @@ def options_of(kind: type[Options], name: str, given: Mapping[str, Any]) -> Opti
     """Return the `options` of a reward as its dataclass. Raises ValueError for unknown keys and wrong values."""
     written: Any = kind
     known = [one.name for one in fields(written)]
-    if unknown := [key for key in given if key not in known]:
-        raise ValueError(f"options of reward {name!r} have {unknown[0]!r}{nearest(unknown[0], known)}")
+    refuse_options(name, given, known)
     options = kind(**given)
     check(options, prefix="options.")
     return options
+
+
+def refuse_options(name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError for an option that a reward does not take."""
+    if unknown := [key for key in given if key not in known]:
+        near = nearest(unknown[0], known)
+        raise ValueError(f"options of reward {name!r} have {unknown[0]!r}, which it does not take{near}")
 
 
 def wrong_url(url: str) -> str:

@@ -67,8 +67,7 @@ def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
 
     try:
         if FILE.search(str(path)) and not str(path).endswith(".json"):
-            told = f"{path} has rows and is no recipe: `plaudit init METHOD data.train={path}` writes one"
-            raise UnreadableError(told)
+            raise UnreadableError(f"{path} has rows and is no recipe: `plaudit init METHOD {path}` writes one")
         content = read()
     except FileNotFoundError as error:
         near = close(Path(path).name, (one.name for one in at_home(path).parent.glob("*.y*ml")))
