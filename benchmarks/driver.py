@@ -34,8 +34,8 @@ from rich.table import Table
 from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
-from plaudit.crew.secured import Secures, secured
 from plaudit.data.cursor import Cursor
+from plaudit.executors.pinned import Secures, pinned
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
 from plaudit.learn.watched import Seen, Watched
 from plaudit.loop.progress import Moment, Progress
@@ -48,8 +48,8 @@ from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.places import Places
 from plaudit.runtime.plain import dumps
 from plaudit.runtime.ray import RayRuntime
-from plaudit.runtime.ray_gang import RayGang
 from plaudit.runtime.ray_worker import Hearts, RayWorker
+from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 from plaudit.types.distant import LARGE, apart
@@ -186,9 +186,9 @@ async def samples(
     rollouter = Rollouter(pool, Chance(), ShapingSettings(), grpo.plan(Sampling(max_tokens=length)), seed=0)
     items = [Prompt(id=f"{n}", text="", tokens=tuple(range(n, n + 200))) for n in range(1000)]
     cursor = Cursor(len(items))
-    ranks = RayGang[Learns]([rank] * 8)
+    ranks = RayWorkerGroup[Learns]([rank] * 8)
     given = items, cursor, rollouter, grpo
-    lost = partial(secured, [rank])  # they are on one node
+    lost = partial(pinned, [rank])  # they are on one node
     source = LastingSource(*given, prompts_per_step=prompts, max_lag=1, lost=lost, say=print)
     taken, tokens, clock = 0.0, 0, 0.0
 

@@ -30,7 +30,7 @@ HEALTH = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 for key, value in HEALTH.items():
     os.environ.setdefault(f"RAY_health_check_{key}", value)
 from plaudit import load_settings, run  # noqa: E402
-from plaudit.crew.ray import RayCrew  # noqa: E402
+from plaudit.executors.ray import RayExecutor  # noqa: E402
 from plaudit.loop.progress import Moment  # noqa: E402
 from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
 from plaudit.types import Stats  # noqa: E402
@@ -247,7 +247,7 @@ class Killer:
     def at_work(self) -> Iterator[None]:
         """Every call of the driver passes by here."""
         start, do, end, refer = RayWorker.start, RayWorker.do, RayWorker._end, RayWorker.references
-        publish = RayCrew.publish
+        publish = RayExecutor.publish
         killer = self
 
         async def started(worker: RayWorker, timeout: float) -> None:
@@ -270,20 +270,20 @@ class Killer:
                 killer.lost()
             end(worker, reason)
 
-        async def published(crew: RayCrew, version: int) -> Stats:
+        async def published(executor: RayExecutor, version: int) -> Stats:
             killer.publishing = True
             try:
-                return await publish(crew, version)
+                return await publish(executor, version)
             finally:
                 killer.publishing = False
 
         RayWorker.start, RayWorker.do, RayWorker._end = started, called, ended  # type: ignore[method-assign]
-        RayWorker.references, RayCrew.publish = referred, published  # type: ignore[method-assign]
+        RayWorker.references, RayExecutor.publish = referred, published  # type: ignore[method-assign]
         try:
             yield
         finally:
             RayWorker.start, RayWorker.do, RayWorker._end = start, do, end  # type: ignore[method-assign]
-            RayWorker.references, RayCrew.publish = refer, publish  # type: ignore[method-assign]
+            RayWorker.references, RayExecutor.publish = refer, publish  # type: ignore[method-assign]
 
     def table(self) -> str:
         return "\n".join([HEADER, *(kill.row() for kill in self.kills)])

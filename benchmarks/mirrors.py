@@ -24,7 +24,7 @@ from kills import CLUSTER
 from task import MODELS
 
 from plaudit import load_settings, run
-from plaudit.crew.mirrors import Mirrors
+from plaudit.executors.mirrors import Mirrors
 from plaudit.loop.hooks import Remembered
 from plaudit.loop.progress import Moment
 from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from plaudit.crew.publisher import Publisher
+from plaudit.executors.publisher import Publisher
 from plaudit.learn.ranks import Ranks, join
 from plaudit.learn.sharding import local
 from plaudit.learn.shards import Sharded

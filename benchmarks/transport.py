@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from plaudit.crew.publisher import grouped
+from plaudit.executors.publisher import grouped
 from plaudit.rollout.accepted import Accepted, check_held
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
@@ -110,7 +110,7 @@ async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dic
     settings = RuntimeSettings(kind="ray")
     prepare(settings)
     from plaudit.runtime.ray import RayRuntime
-    from plaudit.runtime.ray_gang import RayGang
+    from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
     runtime = RayRuntime(settings)
     runtime.start()
@@ -119,7 +119,7 @@ async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dic
         group = runtime.reserve([{"CPU": 0.1}] * (ranks + workers))
         await runtime.placed(group, within=60.0)
         places: Any = {"group": group, "threads": 1}
-        gang = RayGang(
+        worker_group = RayWorkerGroup(
             [await runtime.spawn(Giver, megabytes, n, ranks, name=f"rank {n}", place=n, **places) for n in range(ranks)]
         )
         takers = [
@@ -129,7 +129,7 @@ async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dic
             transport = transport_of(RuntimeSettings(kind="ray", weights=way), gpus=False)
             for version in range(repeats + 1):
                 began = time.perf_counter()
-                shipment = await transport.pack(gang, version)
+                shipment = await transport.pack(worker_group, version)
                 packed = time.perf_counter()
                 outcomes = await shipment.deliver(takers, 0)
                 ended = time.perf_counter()

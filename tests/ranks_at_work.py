@@ -1,4 +1,4 @@
-"""Training ranks as plain processes on gloo, each running the loop's own step over a gang of themselves.
+"""Training ranks as plain processes on gloo, each running the loop's own step over a worker group of themselves.
 
     python ranks_at_work.py JOBS.json WORLD        forks the ranks, which share one import of torch
 
@@ -31,22 +31,22 @@ from plaudit import load_settings
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
-from plaudit.crew import publisher
-from plaudit.crew.base import Plan
-from plaudit.crew.inside import Adapted, Reallocation
-from plaudit.crew.trainer import Trainer, initial_model
+from plaudit.executors import publisher
+from plaudit.executors.base import Plan
+from plaudit.executors.inside import Adapted, Reallocation
+from plaudit.executors.trainer import Trainer, initial_model
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import Ranks, Together, join
 from plaudit.learn.sharding import local
-from plaudit.loop.cast import Cast, Learners
 from plaudit.loop.checkpoint import Writer
+from plaudit.loop.models import Learners, Models
 from plaudit.loop.progress import Delivery
 from plaudit.loop.train import Ending, learn
 from plaudit.models.decoder import Decoder
 from plaudit.models.share import Share
-from plaudit.runtime.gang import Gang
 from plaudit.runtime.local import do as ask
+from plaudit.runtime.worker_group import WorkerGroup
 from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
 
@@ -58,7 +58,7 @@ COLLECTIVES = {name: getattr(fsdp, name) for name in ("foreach_all_gather", "for
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 
 
-class Among(Gang[Trainer]):
+class Among(WorkerGroup[Trainer]):
     """Every rank runs the loop, answers for itself and hears what the others answered."""
 
     def __init__(self, trainer: Trainer):
@@ -143,11 +143,11 @@ def count_collectives() -> Counter[str]:
 
 async def train(job: Job, trainer: Trainer) -> None:
     objective, store, first = trainer.objective, trainer.store, trainer.ranks.rank == 0
-    gang = Among(trainer)
+    worker_group = Among(trainer)
     if "short" in job:
         short_of_memory(trainer, *job["short"])
-    cast = Cast.together(gang, objective, trainer.settings.reference.ema)
-    actors = cast.trained
+    models = Models.together(worker_group, objective, trainer.settings.reference.ema)
+    actors = models.trained
     if job.get("resume"):
         _, values = store.read(job["resume"])
         for role, actor in actors.items():
@@ -158,7 +158,7 @@ async def train(job: Job, trainer: Trainer) -> None:
         publish(trainer, Path(job["out"]) / "before", 0)
     for step in range(*job["steps"]):
         batch = batch_of(step, unit=objective.unit, common=job.get("common", 0))
-        _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, Ending(), step=step, seed=0)
+        _, stats = await learn(models, Delivery(batch=batch, epoch=1), memory, Ending(), step=step, seed=0)
         figures.append(stats)
         if job.get("save") == step + 1:
             await save(trainer, actors, f"epoch1epochstep{step + 1}globalstep{step + 1}")

@@ -72,19 +72,19 @@ ROOMS = {
     ),
     "loop": (
         2695,
-        "a loop for every method; half is recovery; gangs, copies (185), late writes, lost, masked (90), stops (50)",
+        "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (2030, "figures of models that are no figures of a run"),
     "settings": (
         2600,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
-    "crew": (
+    "executors": (
         3125,
-        "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
+        "who does the work, here and on Ray; publishing, groups (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2530,
+        2535,
         "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (

@@ -28,7 +28,7 @@ LAYERS = (
     {"rollout", "learn"},
     {"loop", "evaluate"},
     {"settings"},
-    {"crew"},
+    {"executors"},
     {"runs"},
     {"plan"},
     {"commands"},
@@ -72,7 +72,7 @@ READING_PATH = (
     "loop/online.py",
     "rollout/rollouter.py",
     "learn/learner.py",
-    "runtime/gang.py",
+    "runtime/worker_group.py",
 )
 """What the README gives a newcomer to read."""
 READING_PATH_LINES = 1500
@@ -231,26 +231,37 @@ def circles(root: Path) -> list[str]:
     return [f"a circle of imports: {' -> '.join([*found, found[0]])}"] if found else []
 
 
-def one_crew(root: Path) -> list[str]:
-    """Only the crew's own room names a kind of crew; `Crew` answers what others would test for."""
+def one_executor(root: Path) -> list[str]:
+    """Only the executor's own room names a kind of executor; `Executor` answers what others would test for."""
     return [
-        f"{path}:{imported.line}: imports {imported.name}, give its answer to `Crew` in crew/base.py"
+        f"{path}:{imported.line}: imports {imported.name}, give its answer to `Executor` in executors/base.py"
         for path, source in sources(root).items()
         for imported in source.imports
-        if source.unit != "crew" and imported.name.endswith(("LocalCrew", "RayCrew"))
+        if source.unit != "executors" and imported.name.endswith(("LocalExecutor", "RayExecutor"))
     ] + [
-        f"{path}:{node.lineno}: asks whether something is `apart`, give its answer to `Crew` in crew/base.py"
+        f"{path}:{node.lineno}: asks whether something is `apart`, give its answer to `Executor` in executors/base.py"
         for path, source in sources(root).items()
         if source.unit in ("loop", "runs", "commands")
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and node.attr == "apart" and ast.unparse(node.value).endswith("crew")
+        if isinstance(node, ast.Attribute) and node.attr == "apart" and ast.unparse(node.value).endswith("executor")
     ]
 
 
 RULES: dict[str, Callable[[Path], list[str]]] = {
     rule.__name__: rule
     for rule in (
-        *(direction, plain_settings, one_place, light, sizes, small_algorithms, rooms, reading_path, circles, one_crew),
+        *(
+            direction,
+            plain_settings,
+            one_place,
+            light,
+            sizes,
+            small_algorithms,
+            rooms,
+            reading_path,
+            circles,
+            one_executor,
+        ),
     )
 }
 
@@ -359,12 +370,12 @@ OFFENCES = {
         },
         "loop/x.py -> loop/y.py -> loop/x.py",
     ),
-    "kind of crew": (
-        "one_crew",
-        {"runs/x.py": "from plaudit.crew.ray import RayCrew"},
-        "imports plaudit.crew.ray.RayCrew",
+    "kind of executor": (
+        "one_executor",
+        {"runs/x.py": "from plaudit.executors.ray import RayExecutor"},
+        "imports plaudit.executors.ray.RayExecutor",
     ),
-    "apart": ("one_crew", {"runs/x.py": "def f(crew):\n    return crew.apart"}, "runs/x.py:2: asks"),
+    "apart": ("one_executor", {"runs/x.py": "def f(executor):\n    return executor.apart"}, "runs/x.py:2: asks"),
     "long algorithm": ("small_algorithms", {"algorithms/x.py": '"""A."""\n' + "x = 1\n" * 81}, "81 lines of code"),
 }
 

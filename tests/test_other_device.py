@@ -13,7 +13,7 @@ from tiny import GPT2
 from torch.utils import _foreach_utils
 
 from plaudit import Run, load_settings, run
-from plaudit.crew.local import LocalCrew
+from plaudit.executors.local import LocalExecutor
 from plaudit.models.load import fresh_model, load_model
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.native import NativeEngine
@@ -53,10 +53,10 @@ class Words:
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
-    """Runs compute elsewhere; their crews."""
-    crews: list[LocalCrew] = []
-    begin = LocalCrew.__init__
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalExecutor]:
+    """Runs compute elsewhere; their executors."""
+    executors: list[LocalExecutor] = []
+    begin = LocalExecutor.__init__
     listed = _foreach_utils._get_foreach_kernels_supported_devices
 
     def made(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,18 +66,18 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
 
         return on_the_cpu
 
-    def begun(crew: LocalCrew, *given: Any) -> None:
-        begin(crew, *given)
-        crews.append(crew)
+    def begun(executor: LocalExecutor, *given: Any) -> None:
+        begin(executor, *given)
+        executors.append(executor)
 
-    monkeypatch.setattr(LocalCrew, "__init__", begun)
-    monkeypatch.setattr("plaudit.crew.trainer.device_of", lambda name: "meta")
-    monkeypatch.setattr("plaudit.crew.processes.device_of", lambda name: "meta")
-    monkeypatch.setattr("plaudit.crew.trainer.load_model", made(load_model))
-    monkeypatch.setattr("plaudit.crew.trainer.fresh_model", made(fresh_model))
+    monkeypatch.setattr(LocalExecutor, "__init__", begun)
+    monkeypatch.setattr("plaudit.executors.trainer.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.executors.processes.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.executors.trainer.load_model", made(load_model))
+    monkeypatch.setattr("plaudit.executors.trainer.fresh_model", made(fresh_model))
     monkeypatch.setattr("plaudit.evaluate.judge.load_model", made(load_model))
     monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
-    return crews
+    return executors
 
 
 Do = Callable[..., Run]
@@ -98,7 +98,7 @@ def do(make_recipe: Recipe, judge: Path, tmp_path: Path) -> Do:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_elsewhere(case: str, apart: list[LocalCrew], do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_elsewhere(case: str, apart: list[LocalExecutor], do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere():
         there = do(case, "there")
     assert all(isinstance(p, Away) for model in apart[0].trainer.models.values() for p in model.parameters())

@@ -10,7 +10,7 @@ import yaml
 from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table, watched
 
 from plaudit.commands.demo import placed
-from plaudit.runs.outlook import outlooks
+from plaudit.runs.preflight import preflights
 from plaudit.tasks.demo import DemoFiles
 
 
@@ -74,7 +74,7 @@ def test_the_table_compares_the_times_to_the_mark() -> None:
 def test_the_recipe_of_each_method_is_a_pipeline(method: str, demo: DemoFiles, tmp_path: Path) -> None:
     """Its settings are those that Plaudit knows, on the model of both sides."""
     stages = placed(yaml.safe_load(pipeline(method)), demo.sft.parent) | {"name": "seed0", "output": str(tmp_path)}
-    found = outlooks(stages, [], method=None)
+    found = preflights(stages, [], method=None)
     assert [one.stage for one in found][-1] == method
     assert [finding.text for one in found for finding in one.findings if finding.problem] == []
     assert stages["stages"]["sft"]["model"]["config"] == BOTH["model"]

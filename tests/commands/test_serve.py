@@ -33,7 +33,7 @@ from plaudit.rewards import remote
 from plaudit.rewards.protocol import RewardItem, vocabulary_digest
 from plaudit.rewards.remote import HttpReward, RewardServerError
 from plaudit.rewards.settings import RewardSettings
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 from plaudit.types import Completion, Finish, Prompt, Score
 
 pytestmark = pytest.mark.slow

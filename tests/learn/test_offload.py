@@ -35,7 +35,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def offloads(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for a device with memory of its own: what waits is copied there as well."""
-    for module in ("plaudit.crew.trainer", "plaudit.evaluate.judge"):
+    for module in ("plaudit.executors.trainer", "plaudit.evaluate.judge"):
         monkeypatch.setattr(f"{module}.apart", lambda device: True)
 
 

@@ -14,8 +14,8 @@ from tiny import GPT2
 
 from plaudit import load_settings
 from plaudit.batch import Batch
-from plaudit.crew.base import Plan
-from plaudit.crew.trainer import Trainer
+from plaudit.executors.base import Plan
+from plaudit.executors.trainer import Trainer
 from plaudit.learn.ranks import Alone, join
 from plaudit.learn.readout import policy_output
 from plaudit.learn.sharding import recompute_layers

@@ -16,7 +16,7 @@ from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.models.folders import local_folder
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 
 
 def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any]:

@@ -19,7 +19,7 @@ from test_resume import assert_same_run, timeless
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from plaudit import Run, load_settings, run
-from plaudit.crew.local import LocalCrew
+from plaudit.executors.local import LocalExecutor
 from plaudit.learn.learner import Learner
 from plaudit.learn.optim import Optimizer
 from plaudit.loop.checkpoint import Store
@@ -261,7 +261,7 @@ PHASES: dict[str, tuple[type, str, int, int]] = {
     # what fails, at which of its calls (that is in step 3), and the step that is saved
     "rollout": (NativeEngine, "generate", 7, 2),  # three prompts a step
     "update": (Learner, "prepare", 3, 2),
-    "publish": (LocalCrew, "publish", 4, 3),  # once before the first step
+    "publish": (LocalExecutor, "publish", 4, 3),  # once before the first step
     "evaluate": (Evaluate, "__call__", 3, 3),
     "record": (RecordMetrics, "__call__", 3, 3),
 }

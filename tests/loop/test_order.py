@@ -14,12 +14,12 @@ from plaudit.algorithms import SFT
 from plaudit.data.cursor import Cursor
 from plaudit.learn.learner import Learner
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
-from plaudit.loop.cast import Cast, Learners
+from plaudit.loop.models import Learners, Models
 from plaudit.loop.offline import OfflineSource
 from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.loop.train import train
 from plaudit.models.load import fresh_model
-from plaudit.runtime.local import LocalGang
+from plaudit.runtime.local import LocalWorkerGroup
 from plaudit.types import Role, Row, Stats
 
 STEPS = 5
@@ -78,7 +78,7 @@ def trained(events: list[str], **more: Any) -> list[dict[str, torch.Tensor]]:
     asyncio.run(
         train(
             Told(events, rows()),
-            Cast(SFT(), {Role.POLICY: Learners(LocalGang(learner))}),
+            Models(SFT(), {Role.POLICY: Learners(LocalWorkerGroup(learner))}),
             publish,
             [hook],
             until=lambda progress: progress.step >= STEPS,

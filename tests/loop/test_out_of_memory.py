@@ -85,7 +85,7 @@ def test_a_row_that_does_not_fit_ends_a_run_saved(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import plaudit, plaudit.runs.start, plaudit.crew.local, transformers
+import plaudit, plaudit.runs.start, plaudit.executors.local, transformers
 from plaudit.learn.learner import Learner
 
 def prepare(self, batch, step, rate, original=Learner.prepare):

@@ -12,7 +12,7 @@ from plaudit.loop.outage import Outage, RewardFailureError
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.settings import ShapingSettings
 from plaudit.rollout.rollouter import Rollouter
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 
 DONE = Completion(tokens=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0), text="a", finish=Finish.EOS)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from plaudit import load_settings, run
-from plaudit.crew.trainer import Trainer
+from plaudit.executors.trainer import Trainer
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.copies import UnwritableError
@@ -84,12 +84,12 @@ class Fake:
         self.given_up: list[Path] = []
         self.may_write = asyncio.Event()
         self.steps: list[int] = []
-        cast: Any = self
+        models: Any = self
         source: Any = SimpleNamespace(state=dict, close=self.close)
         self.saver = SaveCheckpoint(
             self.store,
             Due(Every(steps=1), at_end=True),
-            cast,
+            models,
             source,
             {},
             Best(None, None),

@@ -16,7 +16,7 @@ from test_resume import assert_same_run, timeless
 from plaudit import Run, load_settings, run
 from plaudit.loop.progress import Moment
 from plaudit.loop.stopping import stop_signals
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 
 pytestmark = pytest.mark.slow
 

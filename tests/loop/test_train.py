@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from test_resume import assert_same_run, timeless
 
-from plaudit import ALGORITHMS, PolicyGradient, Run, Settings, crew, load_settings, run
+from plaudit import ALGORITHMS, PolicyGradient, Run, Settings, executors, load_settings, run
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.policy_gradient import spread
 from plaudit.batch import Batch
@@ -179,7 +179,7 @@ def test_temperature_is_the_same_on_both_sides(make_recipe: Any, tmp_path: Path)
 def test_a_processor_without_bfloat16_learns_in_it_and_says_what_it_costs(
     precision: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (products, crew.local):
+    for module in (products, executors.local):
         monkeypatch.setattr(module, "slow_halves", lambda: True)
     found = run(settings_of(make_recipe, "grpo", tmp_path, learn={"precision": precision}, device="cpu"))
     assert len(found.metrics) == 4

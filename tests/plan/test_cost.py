@@ -193,7 +193,7 @@ def test_settings_and_placements_are_the_same_said_twice() -> None:
 
 
 def test_models_on_ranks_of_their_own_do_not_wait_for_others() -> None:
-    """Three gangs: scores take the reference's on two ranks or the critic's, training the policy's or the critic's."""
+    """Three groups: scores take the reference's on two ranks or the critic's, training the policy's or the critic's."""
     costs = Costs(settings(), profile(), 8)
     apart = (Apart(("critic",)), Apart(("reference",), ranks=2))
     together, own = (costs.estimate(Placement(ray=True, workers=1, apart=one)) for one in ((), apart))

@@ -484,7 +484,7 @@ def test_nothing_is_left_behind() -> None:
                 words = line.read_bytes()
             except OSError:
                 continue
-            if b"rewards/jail.py" in words:
+            if b"rewards/sandbox_child.py" in words:
                 found.append(line.parent.name)
         return found
 

@@ -158,7 +158,7 @@ class Answers:
         return [{"tokens": np.array([one.number, 2])} for one in sources]
 
 
-class Gang(SumWorker):
+class WorkerGroup(SumWorker):
     """A judge of two processes, of which each lacks the answers of another node, and none may lack any in a pass."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Gang(SumWorker):
 
 def test_a_lost_answer_fails_whoever_asked_about_it_and_nobody_else() -> None:
     """Two answers each to prompts 3 to 6. Each process of the judge lacks another prompt's, and none is blamed."""
-    lost, judge = list[WorkerLost](), Gang()
+    lost, judge = list[WorkerLost](), WorkerGroup()
 
     async def start(number: int) -> Any:
         return judge

@@ -33,7 +33,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """All answers are long. How many sources the driver fetched, a number each time."""
     from plaudit.runtime.ray_worker import Stayed
 
-    monkeypatch.setattr("plaudit.crew.ray.LARGE", 1)
+    monkeypatch.setattr("plaudit.executors.ray.LARGE", 1)
     found: list[int] = []
     fetch = Stayed.all
 
@@ -79,7 +79,7 @@ def test_two_ranks_learn_the_same_from_them(
     runtime, passes = RAY | {"mesh": {"data": 2}, "backend": "gloo"}, {"minibatches": 2, "epochs": 2}
     found = []
     for least in (1, 1 << 30):
-        monkeypatch.setattr("plaudit.crew.ray.LARGE", least)
+        monkeypatch.setattr("plaudit.executors.ray.LARGE", least)
         recipe = make_recipe("ppo", tmp_path / f"{least}", runtime=runtime, algorithm=passes, rollout={"workers": 1})
         found.append(run(load_settings(recipe | {"rewards": [{"kind": "function", "function": f"{REWARDS}:of_text"}]})))
     assert same_weights(*found)
@@ -105,22 +105,22 @@ def test_a_node_is_lost_with_scored_answers(
     twice."""
     from ray.cluster_utils import Cluster
 
-    from plaudit.crew.ray import RayCrew
+    from plaudit.executors.ray import RayExecutor
 
     cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"_system_config": TINY_OBJECTS})
-    killer, secured, calls = Killer([], cluster=cluster), RayCrew.secured, list[int]()
+    killer, pinned, calls = Killer([], cluster=cluster), RayExecutor.pinned, list[int]()
     late, several = "learn" in when, "two" in when
 
-    async def losing(crew: RayCrew, groups: Sequence[Group]) -> Sequence[int]:
+    async def losing(executor: RayExecutor, groups: Sequence[Group]) -> Sequence[int]:
         calls.append(len(groups))
-        found = await secured(crew, groups) if late else ()
+        found = await pinned(executor, groups) if late else ()
         if len(calls) == 2:
-            of_ranks = {rank.node for rank in crew.ranks.workers}
+            of_ranks = {rank.node for rank in executor.ranks.workers}
             assert len(of_ranks) == 1 + several
-            killer.end_node(next(one.node for one in crew.runtime.workers if one.node not in of_ranks))
-        return found if late else await secured(crew, groups)
+            killer.end_node(next(one.node for one in executor.runtime.workers if one.node not in of_ranks))
+        return found if late else await pinned(executor, groups)
 
-    monkeypatch.setattr(RayCrew, "secured", losing)
+    monkeypatch.setattr(RayExecutor, "pinned", losing)
     each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
     spread = {"mesh": {"data": 2}, "backend": "gloo"} if several else {}
     runtime = RAY | spread

@@ -328,7 +328,7 @@ def test_a_language_model_is_no_judge(
     workers: int, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = run(load_settings(make_recipe("sft", tmp_path, name="sft", train={"steps": 1}))).folder
-    monkeypatch.setattr("plaudit.crew.opening.Crews.open", None)  # nothing costly starts
+    monkeypatch.setattr("plaudit.executors.opening.Executors.open", None)  # nothing costly starts
     more: dict[str, Any] = {"runtime": {"kind": "ray"}} if workers else {}
     rewards = [{"kind": "judge", "path": str(policy), "workers": workers}]
     with pytest.raises(ValueError, match=r"sft .*plaudit reward"):

@@ -18,7 +18,7 @@ from faults import Killer
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
-from plaudit.crew.servers import ServerCrew
+from plaudit.executors.servers import ServerExecutor
 from plaudit.loop.progress import Moment
 from plaudit.types import Stats
 
@@ -40,22 +40,22 @@ class Ends(Killer):
         super().__init__([])
         self.name, self.after, self.wait = name, after, wait
         self.seen: list[tuple[int, float]] = []
-        self.crews: list[Any] = []
+        self.executors: list[Any] = []
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        form, crews = ServerCrew._form, self.crews
+        form, executors = ServerExecutor._form, self.executors
 
-        async def formed(crew: ServerCrew) -> None:
-            crews.append(crew)
-            await form(crew)
+        async def formed(executor: ServerExecutor) -> None:
+            executors.append(executor)
+            await form(executor)
 
-        ServerCrew._form = formed  # type: ignore[method-assign]
+        ServerExecutor._form = formed  # type: ignore[method-assign]
         try:
             with super().at_work():
                 yield
         finally:
-            ServerCrew._form = form  # type: ignore[method-assign]
+            ServerExecutor._form = form  # type: ignore[method-assign]
 
     def named(self) -> list[Any]:
         return [worker for worker in self.workers if worker.name.startswith(self.name) and worker.alive]
@@ -66,7 +66,7 @@ class Ends(Killer):
         if step == self.after and self.seen.count((step, self.seen[-1][1])) == 1:
             os.kill(self.named()[0].pid, signal.SIGKILL)
         if step == self.wait:
-            while len(self.crews[0].ranks.places.workers) < 2:
+            while len(self.executors[0].ranks.places.workers) < 2:
                 await asyncio.sleep(0.05)
         return {}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit import Run, SettingsError, load_settings, run
-from plaudit.crew.local import LocalCrew
+from plaudit.executors.local import LocalExecutor
 
 Recipe = Callable[..., dict[str, Any]]
 TURNS = {"generate": {"shares": "train"}}
@@ -23,20 +23,20 @@ def weights(done: Run) -> bytes:
 
 def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the learner works the engine has no cache; its next answers are those that it would have given."""
-    crews, caches = list[LocalCrew](), list[bool]()
-    begin, learn = LocalCrew.__init__, "plaudit.loop.train.learn"
+    executors, caches = list[LocalExecutor](), list[bool]()
+    begin, learn = LocalExecutor.__init__, "plaudit.loop.train.learn"
 
-    def begun(crew: LocalCrew, *given: Any) -> None:
-        begin(crew, *given)
-        crews.append(crew)
+    def begun(executor: LocalExecutor, *given: Any) -> None:
+        begin(executor, *given)
+        executors.append(executor)
 
     from plaudit.loop.train import learn as learned
 
     async def watched(*given: Any, **named: Any) -> Any:
-        caches.append(crews[-1].engine.table is not None)  # type: ignore[union-attr]
+        caches.append(executors[-1].engine.table is not None)  # type: ignore[union-attr]
         return await learned(*given, **named)
 
-    monkeypatch.setattr(LocalCrew, "__init__", begun)
+    monkeypatch.setattr(LocalExecutor, "__init__", begun)
     monkeypatch.setattr(learn, watched)
     more: dict[str, Any] = {"evaluate": {"every": 2}}
     apart = run(load_settings(make_recipe("ppo", tmp_path / "apart", **more)))

@@ -22,7 +22,7 @@ from kills import Task, alike, lasting, steps
 
 from plaudit import Run, load_settings, run
 from plaudit.loop.checkpoint import Store
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 from plaudit.tasks.demo import DemoFiles
 
 ALLOWED = 10.0

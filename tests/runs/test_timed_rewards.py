@@ -12,7 +12,7 @@ import pytest
 
 from plaudit import load_settings
 from plaudit.algorithms import GRPO
-from plaudit.crew.base import Crew
+from plaudit.executors.base import Executor
 from plaudit.monitor.events import Doing
 from plaudit.rewards.base import Reward
 from plaudit.rewards.judge import JudgeReward
@@ -24,7 +24,7 @@ Recipe = Callable[..., dict[str, Any]]
 
 
 class Blank:
-    """A crew whose functions are called here, and whose judge scores once the engine is idle."""
+    """An executor whose functions are called here, and whose judge scores once the engine is idle."""
 
     def __init__(self) -> None:
         self.busy = True
@@ -43,7 +43,7 @@ def test_rewards_count_while_they_compute_not_while_they_wait(make_recipe: Recip
     """Beside an engine that takes a turn of the event loop for each token, as in one process."""
     rewards = [*make_recipe("grpo", tmp_path)["rewards"], {"kind": "judge", "path": str(judge)}]
     settings = load_settings(make_recipe("grpo", tmp_path, rewards=rewards))
-    job, crew, seen = Job.trial(settings, tmp_path), Blank(), list[str]()
+    job, executor, seen = Job.trial(settings, tmp_path), Blank(), list[str]()
 
     @contextmanager
     def doing(worker: str, phase: str) -> Iterator[None]:
@@ -55,13 +55,13 @@ def test_rewards_count_while_they_compute_not_while_they_wait(make_recipe: Recip
 
     async def run() -> None:
         answer = Completion(tokens=(2,), logprobs=(0.0,), versions=(0,), text="2", finish=Finish.EOS)
-        reward = job.rollouter(cast(Crew, crew), GRPO()).reward
+        reward = job.rollouter(cast(Executor, executor), GRPO()).reward
         asked = reward.score(Prompt(id="p", text="1", tokens=(1,)), [answer])
         scores = asyncio.create_task(asked)
         for _ in range(9):
             seen.append("engine")
             await asyncio.sleep(0)
-        crew.busy = False
+        executor.busy = False
         await scores
 
     asyncio.run(run())

@@ -82,12 +82,12 @@ FAULTY = '''
 import os
 from pathlib import Path
 
-import plaudit.crew.publisher
+import plaudit.executors.publisher
 from plaudit.rollout import accepted
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.weights.parcel import Parcel
 
-loads, holds, packs = RolloutWorker.load, accepted.check_held, plaudit.crew.publisher.pack
+loads, holds, packs = RolloutWorker.load, accepted.check_held, plaudit.executors.publisher.pack
 
 
 def first(fault):
@@ -125,7 +125,7 @@ def pack(weights, version, **more):
     return flipped(parcel) if version == 4 and first("where it lies") else parcel
 
 
-RolloutWorker.load, accepted.check_held, plaudit.crew.publisher.pack = load, check_held, pack
+RolloutWorker.load, accepted.check_held, plaudit.executors.publisher.pack = load, check_held, pack
 '''
 FAULTS = ("on its way", "stale", "in the engine's memory", "where it lies")
 

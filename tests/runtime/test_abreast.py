@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plaudit.runtime.ray_gang import Abreast
+from plaudit.runtime.ray_worker_group import Abreast
 from plaudit.runtime.worker import WorkerLost
 
 
@@ -24,7 +24,7 @@ class Process:
 
 
 class Pair:
-    """A gang of two whose calls take a turn of the event loop."""
+    """A worker group of two whose calls take a turn of the event loop."""
 
     def __init__(self) -> None:
         self.workers = [Process("judge 0"), Process("judge 0, process 1")]
@@ -44,10 +44,10 @@ def score(number: int) -> int:
 
 def test_calls_come_one_after_another_and_the_first_process_answers() -> None:
     async def asked() -> None:
-        gang: Any = Pair()
-        one: Abreast[Any] = Abreast("judge 0", gang)
+        worker_group: Any = Pair()
+        one: Abreast[Any] = Abreast("judge 0", worker_group)
         assert await asyncio.gather(*(one.call(score, number) for number in (1, 2, 5))) == [10, 5, 2]
-        assert gang.most == 1
+        assert worker_group.most == 1
 
     asyncio.run(asked())
 
@@ -56,22 +56,22 @@ def test_an_error_in_a_call_ends_all_processes() -> None:
     """Others may wait for the one where it came up."""
 
     async def asked() -> None:
-        gang: Any = Pair()
-        one: Abreast[Any] = Abreast("judge 0", gang)
+        worker_group: Any = Pair()
+        one: Abreast[Any] = Abreast("judge 0", worker_group)
         for _ in range(2):
             with pytest.raises(WorkerLost, match=r"judge 0: .*out of step \(integer division"):
                 await one.call(score, 0)
-        assert all(process.ended for process in gang.workers)
+        assert all(process.ended for process in worker_group.workers)
 
     asyncio.run(asked())
 
 
 def test_it_is_lost_with_any_of_its_processes() -> None:
     async def asked() -> None:
-        gang: Any = Pair()
-        one: Abreast[Any] = Abreast("judge 0", gang)
-        gang.workers[1].lost.set_result(WorkerLost("judge 0, process 1", "it was killed"))
+        worker_group: Any = Pair()
+        one: Abreast[Any] = Abreast("judge 0", worker_group)
+        worker_group.workers[1].lost.set_result(WorkerLost("judge 0, process 1", "it was killed"))
         assert "process 1: it was killed" in (await one.gone()).reason
-        assert all(process.ended for process in gang.workers)
+        assert all(process.ended for process in worker_group.workers)
 
     asyncio.run(asked())

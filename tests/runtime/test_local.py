@@ -1,4 +1,4 @@
-"""The in-process gang, and coroutines from plain code."""
+"""The in-process worker group, and coroutines from plain code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from plaudit.runtime.coroutines import finished, together
-from plaudit.runtime.local import LocalGang
+from plaudit.runtime.local import LocalWorkerGroup
 
 
 class Numbers:
@@ -41,11 +41,11 @@ class Adder:
         return self.total
 
 
-def test_a_gang_of_one_answers_like_its_worker() -> None:
-    gang = LocalGang(Adder())
-    assert gang.world == 1
-    assert asyncio.run(gang.split(Adder.add, Numbers(1, 2, 3), 2)) == [12]
-    assert asyncio.run(gang.each(Adder.add, Numbers(1), 1)) == [13]
+def test_a_group_of_one_answers_like_its_worker() -> None:
+    worker_group = LocalWorkerGroup(Adder())
+    assert worker_group.world == 1
+    assert asyncio.run(worker_group.split(Adder.add, Numbers(1, 2, 3), 2)) == [12]
+    assert asyncio.run(worker_group.each(Adder.add, Numbers(1), 1)) == [13]
 
 
 class Desk:
@@ -64,19 +64,19 @@ class Desk:
             raise
 
 
-def test_a_part_of_a_gang_is_one_too() -> None:
-    gang = LocalGang(desk := Desk())
-    left, right = gang.part(Adder, "left"), gang.part(Adder, "right")
+def test_a_part_of_a_group_is_one_too() -> None:
+    worker_group = LocalWorkerGroup(desk := Desk())
+    left, right = worker_group.part(Adder, "left"), worker_group.part(Adder, "right")
     assert asyncio.run(left.split(Adder.add, Numbers(1, 2, 3), 2)) == [12]
     assert asyncio.run(right.each(Adder.add, Numbers(1), 1)) == [1]
-    assert (left.world, gang.name, desk.adders["left"].total) == (1, None, 12)
+    assert (left.world, worker_group.name, desk.adders["left"].total) == (1, None, 12)
     with pytest.raises(ArithmeticError):
         asyncio.run(right.each(Adder.add, Numbers(1), -1))
     assert desk.said == ["right"], "the worker sees its parts' errors"
 
 
 TYPED = """
-from plaudit.runtime.gang import Gang
+from plaudit.runtime.worker_group import WorkerGroup
 from plaudit.runtime.worker import Worker
 
 class Batch:
@@ -89,7 +89,7 @@ class Writer(Reader):
     def write(self, batch: Batch, times: int) -> str: return ""
     async def wait(self, seconds: float) -> bytes: return b""
 
-async def calls(writers: Gang[Writer], readers: Gang[Reader], worker: Worker[Writer]) -> None:
+async def calls(writers: WorkerGroup[Writer], readers: WorkerGroup[Reader], worker: Worker[Writer]) -> None:
     {call}
 """
 GOOD = (
@@ -117,7 +117,7 @@ def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_pat
         (tmp_path / f"call{number}.py").write_text(TYPED.format(call=call))
     config = Path(__file__).parents[2] / "pyproject.toml"
     files = [str(tmp_path / f"call{number}.py") for number in range(len(calls))]
-    files += [str(config.parent / "src/plaudit/runtime" / name) for name in ("gang.py", "worker.py")]
+    files += [str(config.parent / "src/plaudit/runtime" / name) for name in ("worker group.py", "worker.py")]
     options = ["--follow-imports", "skip", "--cache-dir", str(tmp_path)]  # all other files take minutes
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), *options, *files]
     told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=config.parent).stdout
@@ -128,9 +128,9 @@ def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_pat
 
 
 def test_the_workers_own_exception_reaches_the_caller() -> None:
-    gang = LocalGang(Adder())
+    worker_group = LocalWorkerGroup(Adder())
     with pytest.raises(ArithmeticError, match="negative"):
-        asyncio.run(gang.split(Adder.add, Numbers(1), -1))
+        asyncio.run(worker_group.split(Adder.add, Numbers(1), -1))
 
 
 async def where(fail: bool = False) -> threading.Thread:

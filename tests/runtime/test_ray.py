@@ -30,8 +30,8 @@ import ray  # noqa: E402
 
 from plaudit.runtime import stage  # noqa: E402
 from plaudit.runtime.ray import RayRuntime  # noqa: E402
-from plaudit.runtime.ray_gang import RayGang  # noqa: E402
 from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
+from plaudit.runtime.ray_worker_group import RayWorkerGroup  # noqa: E402
 from plaudit.runtime.resources import ResourcesError  # noqa: E402
 from plaudit.runtime.worker import SenderLost, WorkerLost  # noqa: E402
 
@@ -426,7 +426,7 @@ def test_the_rank_that_died_is_named_not_the_one_that_noticed(runtime: Runtime) 
 
     async def steps() -> None:
         pair = await clerks(cluster, 2)
-        call = asyncio.ensure_future(RayGang(pair).each(Clerk.wait, 0.3))
+        call = asyncio.ensure_future(RayWorkerGroup(pair).each(Clerk.wait, 0.3))
         await asyncio.sleep(0.1)
         os.kill(pair[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="clerk 1"):
@@ -440,9 +440,9 @@ def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime:
     cluster, do = runtime
 
     async def steps() -> None:
-        gang = RayGang(await clerks(cluster, 2))
+        worker_group = RayWorkerGroup(await clerks(cluster, 2))
         with pytest.raises(WorkerLost, match=r"clerk 1: .*Connection closed"):
-            await gang.scatter(Clerk.wait, [(0.0,), (60.0,)])
+            await worker_group.scatter(Clerk.wait, [(0.0,), (60.0,)])
 
     do(steps())
 
@@ -463,19 +463,19 @@ def test_a_rank_that_is_stopped_in_a_collective_is_named(
 
     async def steps() -> None:
         pair = await clerks(cluster, 2, "Adder")
-        gang = RayGang(pair, patience=collective)
+        worker_group = RayWorkerGroup(pair, patience=collective)
         for rank in pair:
             rank.heartbeat_timeout = 60.0
-        address, _ = await gang.each(
+        address, _ = await worker_group.each(
             Adder.address
         )  # all import torch now, which may take longer than they have to meet
-        await gang.scatter(Adder.meet, [(address, rank, 2, collective) for rank in range(2)], starts=True)
-        assert await gang.scatter(Adder.add, [(1.0,), (2.0,)]) == [3.0, 3.0]
+        await worker_group.scatter(Adder.meet, [(address, rank, 2, collective) for rank in range(2)], starts=True)
+        assert await worker_group.scatter(Adder.add, [(1.0,), (2.0,)]) == [3.0, 3.0]
         for rank in pair:
             rank.heartbeat_timeout = heartbeat
         os.kill(pair[1].pid, signal.SIGSTOP)
         with pytest.raises(WorkerLost, match=named):
-            await gang.scatter(Adder.add, [(1.0,), (2.0,)])
+            await worker_group.scatter(Adder.add, [(1.0,), (2.0,)])
         cluster.end_workers()
         await eventually(lambda: not Path(f"/proc/{pair[1].pid}").exists(), "a stopped process is killed")
 
@@ -506,7 +506,7 @@ def test_ranks_that_do_not_load_in_time_are_lost_before_a_call_would_be(runtime:
         pair = await clerks(cluster, 2)
         pair[1]._start_timeout = 0.5
         with pytest.raises(WorkerLost, match=r"clerk 1: .* work .* 0\.5 s .*runtime\.start_timeout"):
-            await RayGang(pair).scatter(Clerk.work, [(0.0,), (60.0,)], starts=True)
+            await RayWorkerGroup(pair).scatter(Clerk.work, [(0.0,), (60.0,)], starts=True)
 
     do(steps())
 
@@ -515,11 +515,11 @@ def test_a_broken_collective_is_a_loss_and_a_mistake_is_not(runtime: Runtime) ->
     cluster, do = runtime
 
     async def steps() -> None:
-        gang = RayGang(await clerks(cluster, 2))
+        worker_group = RayWorkerGroup(await clerks(cluster, 2))
         with pytest.raises(WorkerLost, match=r"clerk 0: .*collective .*Connection closed"):
-            await gang.each(Clerk.wait, 0.0)
+            await worker_group.each(Clerk.wait, 0.0)
         with pytest.raises(KeyError):
-            await gang.each(Clerk.fail)
+            await worker_group.each(Clerk.fail)
 
     do(steps())
 

@@ -35,7 +35,7 @@ from plaudit.evaluate.settings import GenerateSettings, SamplingSettings
 from plaudit.loop.outage import RewardFailureError
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
 from plaudit.monitor.console import Reporter
-from plaudit.monitor.page import Curves, Station, closed, page
+from plaudit.monitor.page import Curves, ProcessStatus, closed, page
 from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.protocol import read_answer
@@ -131,9 +131,9 @@ def test_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_page() -> None:
     for text in ESCAPES.values():
-        stations = [Station(text, text, text, lost=True)]
-        harmless(page(text, curves=Curves(), steps=1, stations=stations, ended=text))
-        harmless(closed(page("t", curves=Curves(), steps=1, stations=[]), text))
+        processes = [ProcessStatus(text, text, text, lost=True)]
+        harmless(page(text, curves=Curves(), steps=1, processes=processes, ended=text))
+        harmless(closed(page("t", curves=Curves(), steps=1, processes=[]), text))
 
 
 def test_records(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Here:
         self._lost.set()
 
 
-class Gang:
+class WorkerGroup:
     """Training ranks."""
 
     def __init__(self, *workers: Here):
@@ -131,7 +131,7 @@ def do() -> Callable[..., None]:
 def test_every_worker_gets_the_bits_in_one_group_and_few_calls(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         for version in (1, 2, 3):
-            shipment = await case.transport.pack(Gang(case.rank), version)
+            shipment = await case.transport.pack(WorkerGroup(case.rank), version)
             assert (shipment.version, shipment.digest) == (version, case.rank.target.parcel.digest)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
         sent = case.rank.target.parcel
@@ -148,8 +148,8 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
     do: Callable[..., None],
 ) -> None:
     async def steps(case: Case) -> None:
-        await (await case.transport.pack(Gang(case.rank), 1)).deliver(case.workers, 0)
-        shipment = await case.transport.pack(Gang(case.rank), 2)
+        await (await case.transport.pack(WorkerGroup(case.rank), 1)).deliver(case.workers, 0)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 2)
         case.workers[1].target.may_come.clear()
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
@@ -162,7 +162,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
         assert case.groups == 2
         case.workers[1] = Here("rollout worker 1", Sampling())
         assert await shipment.deliver(case.workers[1:2], 0) == [(2, shipment.digest)]
-        third = await case.transport.pack(Gang(case.rank), 3)
+        third = await case.transport.pack(WorkerGroup(case.rank), 3)
         assert await third.deliver(case.workers, 0) == [(3, third.digest)] * 3
         assert case.groups == 4
 
@@ -172,7 +172,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
 def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         case.workers[0].target.may_come.clear()
-        shipment = await case.transport.pack(Gang(case.rank), 1)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 1)
         late, other = await shipment.deliver(case.workers, 0)
         assert other == (1, shipment.digest)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
@@ -203,7 +203,7 @@ def test_one_that_has_the_weights_may_end_its_answers_when_another_is_lost(do: C
 
         for worker in case.workers:
             answering(worker)
-        shipment = await case.transport.pack(Gang(case.rank), 1)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 1)
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         while len(holding) < 2:
             await asyncio.sleep(0.01)
@@ -225,7 +225,7 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
         case.workers[0].target.may_come.clear()
         case.workers[1].target.load = fail_once
-        shipment = await case.transport.pack(Gang(case.rank), 1)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 1)
         late, other = await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
         assert other == (1, shipment.digest)
@@ -235,13 +235,13 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
 def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        old = await case.transport.pack(Gang(case.rank), 1)
-        new = await case.transport.pack(Gang(case.rank), 2)
+        old = await case.transport.pack(WorkerGroup(case.rank), 1)
+        new = await case.transport.pack(WorkerGroup(case.rank), 2)
         with pytest.raises(SenderLost, match=r"version 1 .* 2"):
             await old.deliver(case.workers, 0)
         assert await new.deliver(case.workers, 0) == [(2, new.digest)] * 2
         case.workers[1].target.may_come.clear()
-        newest = await case.transport.pack(Gang(case.rank), 3)
+        newest = await case.transport.pack(WorkerGroup(case.rank), 3)
         delivery = asyncio.ensure_future(newest.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
         case.rank.kill()
@@ -249,7 +249,7 @@ def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]
             await delivery
         again = Here("training rank 0", Training())
         case.workers[1].target.may_come.set()
-        third = await case.transport.pack(Gang(again), 3)
+        third = await case.transport.pack(WorkerGroup(again), 3)
         assert await third.deliver(case.workers, 1) == [(3, third.digest)] * 2
 
     do(steps, 2)
@@ -261,7 +261,7 @@ def test_what_a_worker_refuses_is_told_after_the_others_have_theirs(do: Callable
             raise ValueError("another model's")
 
         case.workers[0].target.load = refuse
-        shipment = await case.transport.pack(Gang(case.rank), 1)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 1)
         with pytest.raises(ValueError, match="another model's"):
             await shipment.deliver(case.workers, 0)
 
@@ -270,9 +270,9 @@ def test_what_a_worker_refuses_is_told_after_the_others_have_theirs(do: Callable
 
 def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        gang = Gang(*case.ranks)
+        worker_group = WorkerGroup(*case.ranks)
         for version in (1, 2):
-            shipment = await case.transport.pack(gang, version)
+            shipment = await case.transport.pack(worker_group, version)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 2
         parcels = [rank.target.parcel for rank in case.ranks]
         assert [len(unpack(*worker.target.parcels)) for worker in case.workers] == [5, 5]
@@ -290,9 +290,9 @@ def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> Non
 @pytest.mark.slow
 def test_changes_are_sent_to_those_who_hold_the_last_version_and_all_to_others(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        gang = Gang(*case.ranks)
+        worker_group = WorkerGroup(*case.ranks)
         for version in (1, 2, 3):
-            shipment = await case.transport.pack(gang, version)
+            shipment = await case.transport.pack(worker_group, version)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
             assert sum(given.whole for given in shipment.told) > 400
             assert (version == 1) == (sum(given.bytes for given in shipment.told) > 50)
@@ -308,8 +308,8 @@ def test_changes_are_sent_to_those_who_hold_the_last_version_and_all_to_others(d
 
 def test_a_worker_that_is_lost_and_a_rank_that_is_lost_among_several(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        gang = Gang(*case.ranks)
-        shipment = await case.transport.pack(gang, 1)
+        worker_group = WorkerGroup(*case.ranks)
+        shipment = await case.transport.pack(worker_group, 1)
         case.workers[0].target.may_come.clear()
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
@@ -319,7 +319,7 @@ def test_a_worker_that_is_lost_and_a_rank_that_is_lost_among_several(do: Callabl
         assert isinstance(lost, WorkerLost)
         case.workers = case.workers[1:]
         case.workers[0].target.may_come.clear()
-        second = await case.transport.pack(gang, 2)
+        second = await case.transport.pack(worker_group, 2)
         delivery = asyncio.ensure_future(second.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
         case.ranks[1].kill()
@@ -336,7 +336,7 @@ def test_a_rank_that_does_not_come_is_named(do: Callable[..., None]) -> None:
             await asyncio.sleep(30.0)
 
         case.ranks[1].target.send = never
-        shipment = await case.transport.pack(Gang(*case.ranks), 1)
+        shipment = await case.transport.pack(WorkerGroup(*case.ranks), 1)
         with pytest.raises(SenderLost, match=r"rank 1: .* 0\.5 s"):
             await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
 
@@ -368,7 +368,7 @@ def _begin_and_die(invitation: Invitation) -> None:
 @pytest.mark.slow
 def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        shipment = await case.transport.pack(Gang(case.rank), 1)
+        shipment = await case.transport.pack(WorkerGroup(case.rank), 1)
         *others, lost = await asyncio.wait_for(shipment.deliver([*case.workers, Dying()], 0), 60.0)
         assert others == [(1, shipment.digest)] * 2
         assert str(lost) == "rollout worker 2: its process ended with -9"

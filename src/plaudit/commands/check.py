@@ -14,13 +14,13 @@ from plaudit.settings.recipes import recipe_of
 from plaudit.support.later import postponed
 
 with postponed("torch"):
-    from plaudit.runs.outlook import ROWS, Outlook, outlooks
+    from plaudit.runs.preflight import ROWS, Preflight, preflights
 
 
 def check(method: str | None, words: Sequence[str], *, as_json: bool, began: float) -> int:
     """Check `[RECIPE] key=value ...`, print the findings, and return the number of problems. `began` is the time at
     which the command started."""
-    found = outlooks(*recipe_of(words), method=method)
+    found = preflights(*recipe_of(words), method=method)
     seconds = time.time() - began
     problems = sum(finding.problem for one in found for finding in one.findings)
     if as_json:
@@ -35,8 +35,8 @@ def check(method: str | None, words: Sequence[str], *, as_json: bool, began: flo
     return problems
 
 
-def plain(one: Outlook) -> dict[str, Any]:
-    """An outlook as plain values."""
+def plain(one: Preflight) -> dict[str, Any]:
+    """An preflight as plain values."""
     return {
         "stage": one.stage,
         "method": None if one.settings is None else one.settings.method,
@@ -60,8 +60,8 @@ def plain(one: Outlook) -> dict[str, Any]:
     }
 
 
-def lines(one: Outlook) -> Iterator[str]:
-    """An outlook for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
+def lines(one: Preflight) -> Iterator[str]:
+    """An preflight for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
     if one.settings is not None:
         stage = f"stage {one.stage}: " if one.stage else ""
         yield f"{stage}{one.settings.method}, run {Path(one.settings.output, one.settings.name or '...')}"

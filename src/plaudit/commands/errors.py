@@ -13,7 +13,7 @@ from types import TracebackType
 
 import click
 
-from plaudit.support.ends import Ended, Stopped
+from plaudit.support.errors import Ended, Stopped
 from plaudit.support.paths import at_home, check_writable, error_number, unwritable
 from plaudit.support.visible import visible
 

@@ -21,7 +21,7 @@ from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.later import postponed
 
 with postponed("torch"):
-    import plaudit.runs.outlook  # noqa: F401  # it imports the methods, so that settings find them without torch
+    import plaudit.runs.preflight  # noqa: F401  # it imports the methods, so that settings find them without torch
     from plaudit.plan.cost import Costs, Estimate
     from plaudit.plan.held import models_of
     from plaudit.plan.profile import Curve, Profile, read_profile

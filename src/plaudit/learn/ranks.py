@@ -1,4 +1,4 @@
-"""Communication between the ranks of a training gang: gradients are summed, figures merged, counts agreed on.
+"""Communication between the ranks of a training worker group: gradients are summed, figures merged, counts agreed on.
 
     Alone     one process: nothing to communicate
     Together  one of several, in a torch.distributed process group (gloo or NCCL)
@@ -63,7 +63,7 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """A gang of one."""
+    """A worker group of one."""
 
     rank, world, alike = 0, 1, 1
     group: dist.ProcessGroup | None = None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit.loop.copies import STATE, Copies, UnwritableError
 from plaudit.support.address import MANIFEST, digest_of
-from plaudit.support.ends import best_checkpoint
+from plaudit.support.errors import best_checkpoint
 from plaudit.support.paths import flush, unwritable
 
 if TYPE_CHECKING:

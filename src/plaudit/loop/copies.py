@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plaudit.support.address import MANIFEST, Address, AddressError, committed
-from plaudit.support.ends import Ended, best_checkpoint
+from plaudit.support.errors import Ended, best_checkpoint
 
 STATE = "state"
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
-from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
+from plaudit.loop.models import Models
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged, figures_of
@@ -35,7 +35,7 @@ from plaudit.monitor.trackers import Tracker
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
@@ -139,16 +139,16 @@ class Evaluate:
         return {f"validation/{name}": value for name, value in figures.items()}
 
 
-def validation_loss(cast: Cast, items: Sequence[Sequence[Row]]) -> Callable[[], Awaitable[Stats]]:
-    """Return a function that computes the loss and its figures on held-out rows; the loss is called `loss` for every
-    role."""
-    return partial(_validation_loss, cast, Batch.of([row for item in items for row in item], unit=cast.objective.unit))
+def validation_loss(models: Models, items: Sequence[Sequence[Row]]) -> Callable[[], Awaitable[Stats]]:
+    """Return a function that computes the loss and its figures on held-out rows; it is called `loss` for every role."""
+    rows = [row for item in items for row in item]
+    return partial(_validation_loss, models, Batch.of(rows, unit=models.objective.unit))
 
 
-async def _validation_loss(cast: Cast, batch: Batch) -> Stats:
+async def _validation_loss(models: Models, batch: Batch) -> Stats:
     figures = []
-    batch = cast.objective.weigh(await cast.annotate(batch))
-    for role, actor in cast.trained.items():
+    batch = models.objective.weigh(await models.annotate(batch))
+    for role, actor in models.trained.items():
         stats = await actor.evaluate(batch)
         figures.append({"loss" if name == f"loss/{role}" else name: value for name, value in stats.items()})
     return merge_stats(figures)
@@ -162,7 +162,7 @@ class Remembered:
     values: Mapping[str, Any]
     rng: Tensor
     moves: int
-    """`Cast.moves` at that time. While it is unchanged, the models are still those of this step."""
+    """`Models.moves` at that time. While it is unchanged, the models are still those of this step."""
 
 
 class SaveCheckpoint:
@@ -177,7 +177,7 @@ class SaveCheckpoint:
         self,
         store: Store,
         due: Due,
-        cast: Cast,
+        models: Models,
         source: BatchSource,
         memory: Mapping[str, float],
         best: Best,
@@ -190,7 +190,7 @@ class SaveCheckpoint:
         """`save` copies a role's model for a folder; `written` writes everything that was copied; `mirror` copies what
         ranks hold after a step to other nodes."""
         self.mirror = mirror
-        self.store, self.due, self.cast, self.source = store, due, cast, source
+        self.store, self.due, self.models, self.source = store, due, models, source
         self.memory, self.best, self.keep, self.save, self.written = memory, best, keep, save, written
         self._unsaved: Remembered | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -235,7 +235,7 @@ class SaveCheckpoint:
         what = "The last checkpoint"
         try:
             await self._committed()
-            if self._unsaved is not None and self._unsaved.moves == self.cast.moves:
+            if self._unsaved is not None and self._unsaved.moves == self.models.moves:
                 what = f"Step {self._unsaved.progress.step}"
                 await self._save(self._unsaved)
                 await self._committed()
@@ -257,13 +257,13 @@ class SaveCheckpoint:
             "memory": dict(self.memory),
             "best": self.best.state(),
         }
-        return Remembered(progress, values, torch.get_rng_state(), self.cast.moves)
+        return Remembered(progress, values, torch.get_rng_state(), self.models.moves)
 
     async def _save(self, remembered: Remembered) -> None:
         """Copy the state, and begin to write it."""
         await self._committed()
         progress, memory = remembered.progress, remembered.values["memory"]
-        if not (await self.cast.sound(whole=True) and all(map(math.isfinite, memory.values()))):
+        if not (await self.models.sound(whole=True) and all(map(math.isfinite, memory.values()))):
             raise NonFiniteError(
                 f"weights or moments are not finite after step {progress.step}, which was not saved. Lower the "
                 "learning rate.",
@@ -271,11 +271,11 @@ class SaveCheckpoint:
             )
         actors: dict[str, Any] = {}
         part = secrets.token_hex(4)  # a rank that was replaced may still be writing
-        folders = {name: self.store.staging(name, part) for name in (STATE, *self.cast.saved)}
+        folders = {name: self.store.staging(name, part) for name in (STATE, *self.models.saved)}
         with self.store.writing(self.store.folder / STATE / progress.name):
-            for role, actor in self.cast.trained.items():
+            for role, actor in self.models.trained.items():
                 actors[role] = await actor.save(folders[STATE] / f"{role}.safetensors")
-            for role in self.cast.saved:
+            for role in self.models.saved:
                 await self.save(role, folders[role])
         values = {**remembered.values, "actors": actors}
         commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.best.checkpoint)
@@ -304,11 +304,11 @@ class SaveCheckpoint:
 
 
 async def restore(
-    store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best
+    store: Store, name: str, models: Models, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
     """Restore everything but model weights, which are loaded from the same checkpoint when the models are built."""
     tensors, values = store.read(name)
-    for role, actor in cast.trained.items():
+    for role, actor in models.trained.items():
         await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
     store.drop_after(name)  # later checkpoints are damaged, or belong to the process that this one replaces
     return restored(values, tensors["rng"], source, memory, best)

@@ -11,7 +11,7 @@ import torch
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.data.store import References, Writer
-from plaudit.loop.cast import Cast
+from plaudit.loop.models import Models
 from plaudit.loop.progress import Delivery
 from plaudit.types import Row
 
@@ -68,7 +68,7 @@ class WithReference(Sequence[Item]):
         return tuple(replace(row, reference=reference) for row, reference in pairs)
 
 
-async def with_reference(items: Sequence[Item], cast: Cast, *, unit: int, at_once: int = 1 << 22) -> WithReference:
+async def with_reference(items: Sequence[Item], models: Models, *, unit: int, at_once: int = 1 << 22) -> WithReference:
     """Compute the reference log-probs of all rows before training, about `at_once` tokens at a time. They are stored
     like the items."""
     writer = Writer(References())
@@ -76,7 +76,7 @@ async def with_reference(items: Sequence[Item], cast: Cast, *, unit: int, at_onc
     tokens = 0
 
     async def compute() -> None:
-        batch = await cast.annotate(Batch.of([row for item in waiting for row in item], unit=unit))
+        batch = await models.annotate(Batch.of([row for item in waiting for row in item], unit=unit))
         assert batch.reference is not None
         columns = (tuple(column.tolist()) for column in torch.split(batch.reference, batch.lengths.tolist()))
         writer.add([tuple(next(columns) for _ in item) for item in waiting])

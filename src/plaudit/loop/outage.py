@@ -18,7 +18,7 @@ from typing import Any
 from plaudit.loop.stopping import unless
 from plaudit.monitor.console import clock as as_time
 from plaudit.runtime.coroutines import together
-from plaudit.support.ends import Ended
+from plaudit.support.errors import Ended
 from plaudit.types import Group, Response
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0

@@ -3,7 +3,7 @@
 lost before they are scored -> drawn again -> group
 groups of a step -> those whose answers ranks cannot fetch -> drawn again -> rows, Batch
 
-Without lag the same weights draw the same answers. Left out: which of them are lost (`crew/secured.py`).
+Without lag the same weights draw the same answers. Left out: which of them are lost (`executors/pinned.py`).
 """
 
 from __future__ import annotations

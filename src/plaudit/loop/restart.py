@@ -17,7 +17,7 @@ from plaudit.loop.progress import Progress
 from plaudit.loop.train import NonFiniteError
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import AnswersLost, WorkerLost
-from plaudit.support.ends import Ended
+from plaudit.support.errors import Ended
 
 ROLLBACKS = 1
 """A run whose values are not finite again, at the lower rate, needs a person: one more would only cost time."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from plaudit.support.ends import Stopped as Stopped
+from plaudit.support.errors import Stopped as Stopped
 
 Result = TypeVar("Result")
 

@@ -21,11 +21,11 @@ import torch
 from plaudit.algorithms.base import Memory
 from plaudit.algorithms.figures import plain
 from plaudit.batch import Batch
-from plaudit.loop.cast import Cast
+from plaudit.loop.models import Models
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
-from plaudit.support.ends import Ended, Stopped
+from plaudit.support.errors import Ended, Stopped
 from plaudit.support.plugins import name_of
 from plaudit.types import Stats
 
@@ -82,7 +82,7 @@ MAX_SKIPPED = 3
 
 async def train(
     source: BatchSource,
-    cast: Cast,
+    models: Models,
     publish: Publish,
     hooks: Sequence[Hook],
     *,
@@ -112,9 +112,9 @@ async def train(
         batch, stats = delivery.batch, Stats()
         with ending.kept():
             async with training():
-                batch, stats = await learn(cast, delivery, memory, ending, step=progress.step, seed=seed)
+                batch, stats = await learn(models, delivery, memory, ending, step=progress.step, seed=seed)
                 learned = time.perf_counter()
-        await check_weights(cast, progress.step + 1)
+        await check_weights(models, progress.step + 1)
         if ending.error is None:
             with ending.kept():
                 stats = stats | await publish(progress.step + 1)
@@ -152,15 +152,15 @@ def _too_many_skipped(progress: Progress) -> NonFiniteError | None:
     )
 
 
-async def check_start(cast: Cast, whose: str) -> None:
+async def check_start(models: Models, whose: str) -> None:
     """Raise ValueError if a run would begin from weights that are not finite; `whose` names them."""
-    if not await cast.sound():
+    if not await models.sound():
         raise ValueError(f"{whose} has weights that are not finite: start from another model")
 
 
-async def check_weights(cast: Cast, step: int) -> None:
+async def check_weights(models: Models, step: int) -> None:
     """Raise NonFiniteError if the weights after `step` are not finite; call this before they are published."""
-    if not await cast.sound():
+    if not await models.sound():
         raise NonFiniteError(
             f"weights are not finite after step {step}, so they were neither published nor saved. Lower the learning "
             "rate.",
@@ -188,22 +188,22 @@ def diverged(step: int) -> Iterator[None]:
 
 
 async def learn(
-    cast: Cast, delivery: Delivery, memory: Memory, ending: Ending, *, step: int, seed: int
+    models: Models, delivery: Delivery, memory: Memory, ending: Ending, *, step: int, seed: int
 ) -> tuple[Batch | None, Stats]:
     """Do everything between a delivery and its published weights: columns, credit, optimizer steps."""
     if delivery.batch is None:
         ending.moved = True
         return None, {}
-    batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
+    batch, stats = await models.annotate(delivery.batch), staleness(delivery.batch, step)
     fresh = dict(memory)
-    batch, credit = cast.objective.credit(batch, fresh)
+    batch, credit = models.objective.credit(batch, fresh)
     stats |= plain(credit, "the figures of `credit`")
     fresh = plain(fresh, "the memory of `credit`")
     if all(map(math.isfinite, fresh.values())):  # else this step will be skipped; the next ones must not inherit it
         memory.update(fresh)
-    stats |= await update(cast, batch, ending, step=step, seed=seed)
+    stats |= await update(models, batch, ending, step=step, seed=seed)
     with ending.moving():
-        await cast.follow()
+        await models.follow()
     return batch.trained(), stats
 
 
@@ -219,10 +219,10 @@ def staleness(batch: Batch, version: int) -> Stats:
     return {"lag/mean": float(age.float().mean()), "lag/max": float(age.max())} | shares
 
 
-async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: int) -> Stats:
+async def update(models: Models, batch: Batch, ending: Ending, *, step: int, seed: int) -> Stats:
     """Make all optimizer steps on one batch, in passes over shuffled mini-batches; one without a trained token makes no
     step. End early if the method says halt, or if an update fails after others were made."""
-    passes, parts = cast.objective.updates()
+    passes, parts = models.objective.updates()
     units = len(batch) // batch.unit
     taken: list[Stats] = []
     for number in range(passes):
@@ -235,18 +235,18 @@ async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: i
             if batch.trainable.any() and not mini.trainable.any():
                 continue
             with ending.kept():
-                taken.append(await _one_update(cast, cast.objective.weigh(mini).trained(), ending, step))
+                taken.append(await _one_update(models, models.objective.weigh(mini).trained(), ending, step))
             if ending.error is not None or taken[-1]["halted"]:
                 return _over_updates(taken)
     return _over_updates(taken)
 
 
-async def _one_update(cast: Cast, mini: Batch, ending: Ending, step: int) -> Stats:
+async def _one_update(models: Models, mini: Batch, ending: Ending, step: int) -> Stats:
     """Make one optimizer step of every trained model, or of none: a critic must not move without its policy."""
-    prepared, stats = await cast.prepare(mini, step)
+    prepared, stats = await models.prepare(mini, step)
     take = not (stats["skipped"] or stats["halted"])
     with ending.moving() if take else nullcontext():
-        await cast.apply(prepared, take)
+        await models.apply(prepared, take)
     return stats
 
 

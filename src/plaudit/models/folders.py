@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plaudit.support.address import is_address, local_copy
-from plaudit.support.ends import best_checkpoint
+from plaudit.support.errors import best_checkpoint
 from plaudit.support.fields import close
 from plaudit.support.paths import at_home
 

@@ -1,7 +1,7 @@
 """A run's page: a file that a browser reloads, with progress, curves, and the processes of the run.
 
     records of the steps -> Curves
-    Curves, stations (processes and their states) -> page -> page.html
+    Curves, processes (processes and their states) -> page -> page.html
 
 It needs no server and so opens no port. Left out: samples and other details of a step (`plaudit monitor --serve`).
 """
@@ -50,7 +50,7 @@ REFRESH = '<meta http-equiv="refresh" content="3">'
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class ProcessStatus:
     """One process of a run, as the page shows it."""
 
     name: str
@@ -149,7 +149,7 @@ def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point
 
 
 def page(
-    title: str, *, curves: Curves, steps: int, stations: Sequence[Station], ended: str = "", paused: str = ""
+    title: str, *, curves: Curves, steps: int, processes: Sequence[ProcessStatus], ended: str = "", paused: str = ""
 ) -> str:
     """Return the whole page. Without `ended` the browser reloads it every few seconds. `paused`: what the run waits
     for."""
@@ -164,7 +164,7 @@ def page(
         panels=curves.shown(),
         width=WIDTH,
         height=HEIGHT,
-        stations=stations,
+        processes=processes,
     )
 
 

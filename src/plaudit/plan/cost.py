@@ -211,13 +211,13 @@ class Costs:
     def _at_once(self, at: Placement, by_role: Mapping[str, float], what: str) -> float:
         """Seconds of the scores of a step, or of its training: models on the same ranks take turns, others do not wait
         for each other."""
-        gangs: dict[tuple[str, ...], float] = {(): 0.0}
+        worker_groups: dict[tuple[str, ...], float] = {(): 0.0}
         for name, seconds in by_role.items():
             role, _, kind = name.rpartition(" ")
             if kind == what:
                 where = next((one.roles for one in at.apart if role in one.roles), ())
-                gangs[where] = gangs.get(where, 0.0) + seconds
-        return max(gangs.values())
+                worker_groups[where] = worker_groups.get(where, 0.0) + seconds
+        return max(worker_groups.values())
 
     def _tail(self, generate: float, rewards: float) -> float:
         """Rewards that are left when the last answer ends: the driver scores answers while others are generated."""

@@ -1,9 +1,9 @@
 """`plaudit profile`: run a recipe's own models on made-up rows of several sizes, and fit what each kind of work takes.
 
-    a run's parts (`Job`) -> crew in this process -> passes, decoding, rewards, on one thread and on all -> Profile
+    a run's parts (`Job`) -> executor in this process -> passes, decoding, rewards, on one thread and on all -> Profile
 
-Everything is asked through the crew, as the loop asks it, so Python and copies between stages count. Sums between
-ranks are measured by two processes (`meeting.py`), the way to rollout workers by the recipe's own crew on Ray.
+Everything is asked through the executor, as the loop asks it, so Python and copies between stages count. Sums between
+ranks are measured by two processes (`meeting.py`), the way to rollout workers by the recipe's own executor on Ray.
 """
 
 from __future__ import annotations
@@ -124,17 +124,17 @@ class _Measured:
         self.settings, self.made = self.job.settings, MadeUp(self.job)
         self.gpu = gpu = torch.cuda.is_available() and self.settings.device != "cpu"
         online, before = self.made.online, resident()
-        with self.job.crews(self.say) as crews:
-            self.crew = await crews.open(self.job.plan())
-            self.cast, token = self.crew.cast(), 0.0
+        with self.job.executors(self.say) as executors:
+            self.executor = await executors.open(self.job.plan())
+            self.models, token = self.executor.models(), 0.0
             token = await self._token()
             ways: list[dict[str, tuple[float, ...]]] = []
             for threads in sorted({1, self.threads}, reverse=True):
                 ways.insert(0, await self._all(threads))
-            updates = {str(role): await self._update(role) for role in self.cast.trained}
+            updates = {str(role): await self._update(role) for role in self.models.trained}
             rewards = await self._rewards() if online else {}
             peak = resident("VmHWM")
-            crews.dismiss()
+            executors.dismiss()
         made = {name: Curve(ways[0][name], ways[-1][name], self.threads) for name in ways[0]}
         return Profile(
             hardware=torch.cuda.get_device_name() if gpu else f"{processor()}, {cores()} cores",
@@ -178,10 +178,10 @@ class _Measured:
     def _passes(self) -> Iterator[tuple[str, Callable[[Any], Amounts], Callable[[Any], Awaitable[Work]]]]:
         """Each role's passes: their name, the amounts of some groups, and what makes the work of them."""
         learn = self.settings.learn
-        for role, learners in self.cast.trained.items():
+        for role, learners in self.models.trained.items():
 
             async def trains(groups: Any, learners: Any = learners) -> Work:
-                ready = self.made.weighed(await self.cast.annotate(self.made.batch(groups)))
+                ready = self.made.weighed(await self.models.annotate(self.made.batch(groups)))
 
                 async def work() -> None:
                     await learners.prepare(ready, 0, 1.0)
@@ -190,8 +190,8 @@ class _Measured:
                 return work
 
             yield f"{role}/train", lambda groups: self.made.learned(groups).cut(learn.micro_tokens), trains
-        scorers: dict[Role, Any] = {**self.cast.trained}
-        scorers |= {} if self.cast.reference is None else {Role.REFERENCE: self.cast.reference}
+        scorers: dict[Role, Any] = {**self.models.trained}
+        scorers |= {} if self.models.reference is None else {Role.REFERENCE: self.models.reference}
         for role, scorer in scorers.items():
 
             async def scores(groups: Any, scorer: Any = scorer) -> Work:
@@ -205,7 +205,7 @@ class _Measured:
         judges = {n: one for n, one in enumerate(self.settings.rewards) if one.kind == "judge" and self.made.online}
         most = self.settings.learn.score_tokens
         for number, given in judges.items():
-            judge = self.crew.judge(given, self.job.tokenizer)
+            judge = self.executor.judge(given, self.job.tokenizer)
 
             async def scores(groups: Any, judge: Any = judge) -> Work:
                 asked = [(one.prompt, [answer.completion for answer in one.responses]) for one in groups]
@@ -214,7 +214,7 @@ class _Measured:
             yield f"judge {number}/score", lambda groups: amounts([asked_of(one) for one in groups], most), scores
 
     async def _decoding(self, prefill: tuple[float, ...]) -> tuple[float, ...]:
-        sampler = self.crew.sampler(lambda worker, phase: nullcontext())
+        sampler = self.executor.sampler(lambda worker, phase: nullcontext())
         (middle, long), most = self.made.prompts(), self.settings.rollout.max_tokens
         slots, half, points = self.settings.rollout.slots, max(2, most // 2), Points()
         for prompt, answer, rows in (
@@ -233,8 +233,8 @@ class _Measured:
         return fitted(points)
 
     async def _update(self, role: Role) -> float:
-        learners, groups = self.cast.trained[role], next(self.made.sizes())
-        batch, seconds = self.made.weighed(await self.cast.annotate(self.made.batch(groups))), []
+        learners, groups = self.models.trained[role], next(self.made.sizes())
+        batch, seconds = self.made.weighed(await self.models.annotate(self.made.batch(groups))), []
         for _ in range(TIMES):
             await learners.prepare(batch, 0, 1e-6)
             begun = self.clock()
@@ -257,10 +257,10 @@ class _Measured:
         """Seconds of rewards that are no judges, of real answers: as a constant and by answer."""
         if all(given.kind == "judge" for given in self.settings.rewards):
             return {}
-        sampler, draws = self.crew.sampler(lambda worker, phase: nullcontext()), self.made.draws()
+        sampler, draws = self.executor.sampler(lambda worker, phase: nullcontext()), self.made.draws()
         prompts = list(self.made.items[:4])
         answered = await asyncio.gather(*(sampler.generate(one.tokens, draws) for one in prompts))
-        rewards: Any = self.job.reward(self.crew, lambda worker, phase: nullcontext())
+        rewards: Any = self.job.reward(self.executor, lambda worker, phase: nullcontext())
         found = {}
         for (reward, _, name), given in zip(rewards.rewards, self.settings.rewards, strict=True):
             points = Points()
@@ -296,15 +296,15 @@ def meeting() -> dict[str, Any]:
 
 
 async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Line, float]:
-    """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own crew; bytes that Ray
-    adds to a process."""
+    """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own executor; bytes that
+    Ray adds to a process."""
     before = resident()
-    with job.crews(say, on_ray) as crews:
-        crew = await crews.open(job.plan())
+    with job.executors(say, on_ray) as executors:
+        executor = await executors.open(job.plan())
         ray = max(0.0, resident() - before)
-        cast = crew.cast()
-        call = await timed(lambda: cast.seen([]))
-        seconds = await timed(lambda: crew.publish(1))  # the same version again is sent whole
-        crews.dismiss()
+        models = executor.models()
+        call = await timed(lambda: models.seen([]))
+        seconds = await timed(lambda: executor.publish(1))  # the same version again is sent whole
+        executors.dismiss()
     latency = min(seconds / 2, 3 * call)
     return call, Line(latency, size / max(seconds - latency, 1e-4)), ray

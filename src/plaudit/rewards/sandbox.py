@@ -1,4 +1,4 @@
-"""The reward of kind `code`, which runs code written by a model. Each answer has its own sandbox processes (`jail.py`).
+"""The reward of kind `code`, which runs code that a model wrote. Each answer has own processes (`sandbox_child.py`).
 
     completion -> the last ``` block -> cases:  program(stdin) -> stdout, compared here
                                         tests:  answer's process <- calls, literals -> tests' process -> letters
@@ -31,7 +31,7 @@ from plaudit.runtime.coroutines import finished
 from plaudit.support.fields import setting
 from plaudit.types import Completion, Prompt, Score
 
-JAIL = Path(__file__).with_name("jail.py")
+CHILD = Path(__file__).with_name("sandbox_child.py")
 START = 60
 """Most seconds until a process is locked in. They count for no limit of the answer's."""
 _BLOCK = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -136,7 +136,7 @@ def _lines(text: str) -> list[str]:
 
 
 async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions, deadline: float) -> bytes:
-    """Run the tests of one answer; return a letter for each test that ended (`jail.tests`)."""
+    """Run the tests of one answer; return a letter for each test that ended (`sandbox_child.tests`)."""
     to_answer, calls = os.pipe()
     to_tests, results = os.pipe()
     with contextlib.ExitStack() as pipes:
@@ -167,7 +167,7 @@ async def _run(
     job["limits"] = {"memory": own.memory_mb << 20, "seconds": own.seconds}
     body = json.dumps(job).encode()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-X", "utf8", str(JAIL)),
+        *(sys.executable, "-I", "-S", "-X", "utf8", str(CHILD)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Build a run from its settings. Only this file names the concrete classes and connects them.
 
-settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
+settings -> intake (tokenizer, data) -> executor (training ranks, engine), rewards -> source, hooks -> train -> Run
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from plaudit.algorithms.base import Algorithm, Objective
-from plaudit.crew.base import Crew, Plan
-from plaudit.crew.opening import Crews
+from plaudit.executors.base import Executor, Plan
+from plaudit.executors.opening import Executors
 from plaudit.loop.best import Best
-from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.hooks import (
     Due,
@@ -33,6 +32,7 @@ from plaudit.loop.hooks import (
     validation_loss,
     validation_rewards,
 )
+from plaudit.loop.models import Models
 from plaudit.loop.offline import OfflineSource, with_reference
 from plaudit.loop.outage import Outage
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
@@ -63,7 +63,7 @@ from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.runtime.settings import MIRRORS
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.support.ends import Stopped
+from plaudit.support.errors import Stopped
 from plaudit.support.fields import leaves, refuse
 from plaudit.types import Group, Role, Stats
 
@@ -138,14 +138,15 @@ class Job:
 
     # --- learners, rollout, rewards
 
-    def reward(self, crew: Crew, doing: Doing) -> Reward:
+    def reward(self, executor: Executor, doing: Doing) -> Reward:
         """The run's reward: the weighted sum of the listed rewards, each of which is a part under its name."""
         timed, parts = partial(doing, "rewards", "scores"), list[tuple[Reward, float, str]]()
         for settings, function in zip(self.settings.rewards, self.functions, strict=True):
             if function is not None:
-                parts.append((TimedReward(crew.function(settings, function), timed), settings.weight, function.name))
+                own = TimedReward(executor.function(settings, function), timed)
+                parts.append((own, settings.weight, function.name))
             elif settings.kind == "judge":
-                judge = crew.judge(settings, self.tokenizer)
+                judge = executor.judge(settings, self.tokenizer)
                 judge.doing = timed
                 parts.append((judge, settings.weight, settings.name or "judge"))
             else:
@@ -153,12 +154,12 @@ class Job:
                 parts.append((TimedReward(remote, timed), settings.weight, remote.name))
         return WeightedReward(parts, renormalise=self.settings.shaping.renormalise)
 
-    def source(self, crew: Crew, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
+    def source(self, executor: Executor, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
         settings, cursor = self.settings, self.data.cursor(self.settings.seed)
         if not isinstance(self.objective, Algorithm):
             batch_size = settings.train.batch_size
             return OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit), None
-        rollouter = None if self.record is not None else self.rollouter(crew, self.objective)
+        rollouter = None if self.record is not None else self.rollouter(executor, self.objective)
         self.rests = None if rollouter is None else Rests(rollouter)
         groups = self.record or self.rests
         assert groups is not None
@@ -172,7 +173,7 @@ class Job:
             prompts_per_step=settings.rollout.prompts_per_step,
             max_lag=settings.rollout.max_lag,
             mended=mended,
-            lost=crew.secured,
+            lost=executor.pinned,
             say=self.reporter.say,
         )
         return source, rollouter
@@ -181,9 +182,9 @@ class Job:
         most, patience = self.settings.rollout.max_failed, self.settings.rollout.reward_patience
         return Outage(rollouter.again, most=most, patience=patience, stop=stop, say=self.reporter.say)
 
-    def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
+    def rollouter(self, executor: Executor, method: Algorithm) -> Rollouter:
         plan, s, doing = method.plan(self.settings.rollout.draw()), self.settings, self.events.doing
-        return LastingRollouter(crew.sampler(doing), self.reward(crew, doing), s.shaping, plan, seed=s.seed)
+        return LastingRollouter(executor.sampler(doing), self.reward(executor, doing), s.shaping, plan, seed=s.seed)
 
     # --- the run
 
@@ -192,32 +193,32 @@ class Job:
         """A job whose parts are measured: it saves nothing and is silent."""
         return cls(settings, folder, Store(folder / records.CHECKPOINTS), None, Reporter(quiet=True))
 
-    def crews(self, say: Callable[[str], None], settings: Settings | None = None) -> Crews:
-        """Crews for this job, or for its models by other settings."""
-        return Crews(settings or self.settings, say)
+    def executors(self, say: Callable[[str], None], settings: Settings | None = None) -> Executors:
+        """Executors for this job, or for its models by other settings."""
+        return Executors(settings or self.settings, say)
 
-    async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
-        """Open a crew and train from the resumed checkpoint. After an error that permits it, start again from where
-        `restart` says."""
+    async def train(self, executors: Executors, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
+        """Open an executor and train from the resumed checkpoint. After an error that permits it, start again from
+        where `restart` says."""
         try:
             while True:
                 try:
-                    return await self._sitting(crews, stop, further)
+                    return await self._sitting(executors, stop, further)
                 except GOES_BACK as error:
-                    self.restart.after(error, crews.failures)
+                    self.restart.after(error, executors.failures)
                 torch.manual_seed(self.settings.seed)
         finally:
-            crews.dismiss()
+            executors.dismiss()
 
-    async def _sitting(self, crews: Crews, stop: list[int], further: Iterable[Hook]) -> Progress:
-        """Train with one crew. Keep no reference to its models afterwards, since another crew may follow."""
-        crew = await unless(stop, crews.open(self.plan()))
-        return await crew.watched(self._train(crew, stop, further))
+    async def _sitting(self, executors: Executors, stop: list[int], further: Iterable[Hook]) -> Progress:
+        """Train with one executor. Keep no reference to its models afterwards, since another executor may follow."""
+        executor = await unless(stop, executors.open(self.plan()))
+        return await executor.watched(self._train(executor, stop, further))
 
-    async def _train(self, crew: Crew, stop: list[int], further: Iterable[Hook]) -> Progress:
+    async def _train(self, executor: Executor, stop: list[int], further: Iterable[Hook]) -> Progress:
         settings, resume = self.settings, self.restart.resume
-        cast = crew.cast()
-        source, rollouter = self.source(crew, stop)
+        models = executor.models()
+        source, rollouter = self.source(executor, stop)
         memory: dict[str, float] = {}
         best = Best(settings.evaluate.best, settings.evaluate.patience)
         progress = Progress()
@@ -225,36 +226,36 @@ class Job:
         def ended(progress: Progress) -> bool:
             return progress.step >= self.last_step or best.exhausted
 
-        if (back := crew.back) is not None:
+        if (back := executor.back) is not None:
             progress = restored(back.values, back.rng, source, memory, best)
             self.reporter.say(f"the ranks' mirrors had step {progress.step} of {self.total_steps}")
         elif resume is not None:
-            progress = await restore(self.store, resume, cast, source, memory, best)
+            progress = await restore(self.store, resume, models, source, memory, best)
             save_start(self.folder, settings, self.data.report.json())  # a refused start has changed nothing
             left = "; the run is finished" if ended(progress) else ""
             self.reporter.say(f"resumed {resume}: step {progress.step} of {self.total_steps}{left}")
         progress = self.restart.begun(progress)
-        cast = replace(cast, rate=progress.rate)
-        await check_start(cast, str(resume or settings.model.path))
-        await crew.publish(progress.step)
+        models = replace(models, rate=progress.rate)
+        await check_start(models, str(resume or settings.model.path))
+        await executor.publish(progress.step)
         if self.refers_again and isinstance(source, OfflineSource):
-            source.items = await with_reference(source.items, cast, unit=self.objective.unit)
+            source.items = await with_reference(source.items, models, unit=self.objective.unit)
         with (
             self.reporter.track(settings.method, self.total_steps, done=progress.step) as bar,
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
             self.files,
         ):
             showing = Track(trackers, every=settings.train.log_every), bar
-            hooks = self.hooks(crew, cast, source, rollouter, best, progress, *showing, further=further)
-            saver = self.saver(crew, cast, source, memory, best, progress)
+            hooks = self.hooks(executor, models, source, rollouter, best, progress, *showing, further=further)
+            saver = self.saver(executor, models, source, memory, best, progress)
             try:
                 async with saver.ends():
                     progress = await train(
                         source,
-                        cast,
-                        crew.publish,
+                        models,
+                        executor.publish,
                         [*hooks, During(saver, "saves", self.events.doing)],
-                        training=crew.training,
+                        training=executor.training,
                         until=ended,
                         stop=lambda: bool(stop),
                         progress=progress,
@@ -271,8 +272,8 @@ class Job:
 
     def hooks(
         self,
-        crew: Crew,
-        cast: Cast,
+        executor: Executor,
+        models: Models,
         source: BatchSource,
         rollouter: Rollouter | None,
         best: Best,
@@ -284,22 +285,22 @@ class Job:
     ) -> list[Hook]:
         settings = self.settings
         metrics, alarms = self.lines(records.METRICS, progress), self.lines(records.HEALTH, progress)
-        samples = self.samples(cast, progress)
+        samples = self.samples(models, progress)
         self.files.enter_context(self.events).cut(progress.step)
         hooks: list[Hook] = [RecordEvents(self.events), self.begun, *([self.rests] if self.rests else [])]
         if self.data.validation and self.record is None:
             due = Due(settings.evaluate.interval, at_end=True)
             due.start(progress)
-            evaluate = Evaluate(due, self.validation(cast, rollouter, samples.validated))
+            evaluate = Evaluate(due, self.validation(models, rollouter, samples.validated))
             hooks += [During(evaluate, "evaluates", self.events.doing), best]
-        hooks.extend((*further, *self.recorders(crew, progress)))
+        hooks.extend((*further, *self.recorders(executor, progress)))
         hooks.append(RecordMetrics(metrics))
         if self.objective.online:
             hooks.append(samples)
         hooks.append(track)
         if settings.log.page:
             title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
-            hooks.append(page := ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
+            hooks.append(page := ShowPage(path, executor, title=title, steps=self.last_step, metrics=metrics.path))
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = self.health(progress)
@@ -326,13 +327,19 @@ class Job:
         return health
 
     def saver(
-        self, crew: Crew, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best, progress: Progress
+        self,
+        executor: Executor,
+        models: Models,
+        source: BatchSource,
+        memory: dict[str, float],
+        best: Best,
+        progress: Progress,
     ) -> SaveCheckpoint:
         """The last hook: it saves checkpoints."""
         due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
-        more: dict[str, Any] = {"save": crew.save, "written": crew.written, "mirror": crew.mirror}
-        return SaveCheckpoint(self.store, due, cast, source, memory, best, keep=self.settings.save.keep, **more)
+        more: dict[str, Any] = {"save": executor.save, "written": executor.written, "mirror": executor.mirror}
+        return SaveCheckpoint(self.store, due, models, source, memory, best, keep=self.settings.save.keep, **more)
 
     async def begun(self, moment: Moment) -> Stats:
         """After the first step, remove the run that this run overwrites."""
@@ -347,34 +354,34 @@ class Job:
         lines.truncate_after(progress.step)
         return lines
 
-    def samples(self, cast: Cast, progress: Progress) -> RecordSamples:
+    def samples(self, models: Models, progress: Progress) -> RecordSamples:
         return self.files.enter_context(
             recording(
                 self.folder / records.SAMPLES,
                 lambda tokens: str(self.tokenizer.decode(tokens)),
-                cast.seen,
+                models.seen,
                 budget=round(self.settings.log.samples_megabytes * 1e6),
                 steps=self.last_step,
                 after=progress.step,
             )
         )
 
-    def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
+    def recorders(self, executor: Executor, progress: Progress) -> Iterable[Hook]:
         """Hooks that record the run's groups, or compare the run with a record."""
         groups = self.lines(records.GROUPS, progress)
         if self.settings.rollout.record and self.objective.online:
-            yield RecordGroups(groups, after=progress.step, threads=crew.threads)
+            yield RecordGroups(groups, after=progress.step, threads=executor.threads)
         if self.record is not None:
             yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)
 
     def validation(
-        self, cast: Cast, rollouter: Rollouter | None, record: Callable[[Sequence[Group]], None]
+        self, models: Models, rollouter: Rollouter | None, record: Callable[[Sequence[Group]], None]
     ) -> Callable[[], Awaitable[Stats]]:
         """Return a function that computes figures on the validation items: the loss for offline methods, rewards of
         fresh answers for online ones."""
         items = self.data.validation[: self.settings.evaluate.limit]
         if rollouter is None:
-            return validation_loss(cast, items)
+            return validation_loss(models, items)
         plan = (self.settings.rollout.draw(),)
         parts = rollouter.engine, rollouter.reward, rollouter.shaping
         held_out = LastingRollouter(*parts, plan, seed=rollouter.seed + 1)

@@ -127,8 +127,8 @@ def about_devices(s: Settings) -> list[str]:
             problems.append(f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto")
     if s.runtime.kind == "ray" and s.runtime.address is None:
         runtime = s.runtime
-        gangs = (runtime, *runtime.apart.values())
-        asked = [dict(gang.resources_per_worker) for gang in gangs for _ in range(gang.ranks)]
+        groups = (runtime, *runtime.apart.values())
+        asked = [dict(group.resources_per_worker) for group in groups for _ in range(group.ranks)]
         asked += [dict(runtime.resources_per_rollout_worker)] * (_rollouts(s) * runtime.rollout_width)
         nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
         try:

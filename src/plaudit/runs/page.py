@@ -1,6 +1,6 @@
 """Keep a run's page up to date: after a step, but at most every few seconds, and when the run ends.
 
-crew -> stations (every process, the version it samples with, lost workers) -> monitor/page.py -> page.html
+executor -> processes (every process, the version it samples with, lost workers) -> monitor/page.py -> page.html
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plaudit.crew.base import Crew
+from plaudit.executors.base import Executor
 from plaudit.loop.progress import Moment
 from plaudit.monitor.page import Curves, closed, page
 from plaudit.monitor.sinks import read_jsonl
@@ -24,8 +24,8 @@ EVERY = 2.0
 class ShowPage:
     """A hook that updates the page. The file `metrics` has the figures of earlier steps."""
 
-    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, metrics: Path):
-        self.path, self.crew, self.title, self.steps = path, crew, title, steps
+    def __init__(self, path: Path, executor: Executor, *, title: str, steps: int, metrics: Path):
+        self.path, self.executor, self.title, self.steps = path, executor, title, steps
         self._curves = Curves(read_jsonl(metrics) if metrics.exists() else ())
         self._written, self._paused = -EVERY, ""
 
@@ -45,8 +45,8 @@ class ShowPage:
         self.write_whole("")
 
     def write_whole(self, ended: str) -> None:
-        found = self.crew.stations()
-        text = page(self.title, curves=self._curves, steps=self.steps, stations=found, ended=ended, paused=self._paused)
+        now = self.executor.processes()
+        text = page(self.title, curves=self._curves, steps=self.steps, processes=now, ended=ended, paused=self._paused)
         write_whole(self.path, text)
 
 

@@ -1,6 +1,6 @@
 """Start a run: check its settings, open its folder, train, and print its last lines.
 
-settings, Python objects -> checks -> folder -> `Job` on a crew -> `Run`
+settings, Python objects -> checks -> folder -> `Job` on an executor -> `Run`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from plaudit.crew.opening import Crews
+from plaudit.executors.opening import Executors
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Hook, checked
 from plaudit.loop.recorded import RecordedRun
@@ -120,8 +120,8 @@ def _run(
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:
                 save_start(folder, settings, job.data.report.json())
-        with stop_signals(reporter.say) as stop, Crews(settings, reporter.say) as crews:
-            finished(job.train(crews, stop, hooks))
+        with stop_signals(reporter.say) as stop, Executors(settings, reporter.say) as executors:
+            finished(job.train(executors, stop, hooks))
     role = next(iter(job.objective.losses()))
     reporter.say("\n".join(last_block(settings, folder, role, store.model(role))))
     return Run(folder)

@@ -1,4 +1,4 @@
-"""The in-process gang: plain objects, plain calls. The same workers run under Ray."""
+"""The in-process worker group: plain objects, plain calls. The same workers run under Ray."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from plaudit.runtime.gang import Gang
 from plaudit.runtime.worker import Arguments, Kind_co, Result
+from plaudit.runtime.worker_group import WorkerGroup
 
 
-class LocalGang(Gang[Kind_co]):
+class LocalWorkerGroup(WorkerGroup[Kind_co]):
     """One rank in this process. Several ranks in one process could not meet in a collective."""
 
     world = 1

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plaudit.support.ends import Ended
+from plaudit.support.errors import Ended
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Names of the parameters in malloc.h."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
-from plaudit.support.ends import Ended
+from plaudit.support.errors import Ended
 
 HOUR = 3600.0
 """Seconds over which lost workers are counted."""

@@ -1,6 +1,6 @@
 """Moves a version's weights from the training ranks to rollout workers in other processes.
 
-    Transport.pack(gang, version) -> Shipment, in parcels, one at each rank that gives some of the weights
+    Transport.pack(worker group, version) -> Shipment, in parcels, one at each rank that gives some of the weights
              -> deliver(workers) -> what each confirmed, or how it was lost
 
     Store       through the object store: a node's workers read one copy in shared memory
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from plaudit.runtime.ray_gang import RayGang
+from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost, reason_of
 from plaudit.weights.changes import OtherBaseError
@@ -70,7 +70,7 @@ class Giver(Protocol):
 
 
 class Transport(Protocol):
-    async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
+    async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
         """Pack the policy's present weights. Each rank takes part, since it may hold a share of them."""
         ...
 
@@ -88,11 +88,11 @@ def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
 class Store:
     """Put the ranks' parcels into the object store, a part of each at a time, and give workers references."""
 
-    async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
+    async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
         parcels, told = await self.kept(ranks, Giver.parcel, version)
         return Stored(parcels, version, told[0].digest, told, partial(self.kept, ranks, Giver.whole, version))
 
-    async def kept(self, ranks: RayGang[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
+    async def kept(self, ranks: RayWorkerGroup[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
         """References to all parts of all ranks, and what these say of them."""
         parcels: list[Any] = []
         told: list[Given] = []
@@ -154,7 +154,7 @@ class Collective:
         self._group = (0, "")
         self._one_at_a_time = asyncio.Lock()
 
-    async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
+    async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
         device = "cuda" if self.backend == "nccl" else "cpu"
         told = await ranks.each(Giver.hold, version, device)
         giving = [(rank, given) for rank, given in zip(ranks.workers, told, strict=True) if given.parts]

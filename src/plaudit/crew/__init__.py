@@ -1,1 +1,0 @@
-"""Crews: the workers of a run and where they run. Loop, algorithms and learner are the same under each."""

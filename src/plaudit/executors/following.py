@@ -1,0 +1,95 @@
+"""A moving reference on ranks of its own: after each step these get the policy's weights, as rollout workers do.
+
+training ranks -> parcels, whole, by the object store -> ranks of the reference: each moves its own boxes towards them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from plaudit.executors.publisher import Publisher
+from plaudit.learn.scorer import Scorer
+from plaudit.learn.sharding import Placement
+from plaudit.loop.models import Scorers
+from plaudit.models.base import LanguageModel
+from plaudit.models.share import Share, narrowed
+from plaudit.rollout.accepted import box_of
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.types import Role
+from plaudit.weights.parcel import Given, Parcel, WeightsError, digest_of_pieces, pieces_of, unpack
+from plaudit.weights.transport import Store
+
+if TYPE_CHECKING:
+    from plaudit.learn.ranks import Ranks
+    from plaudit.runtime.ray_worker_group import RayWorkerGroup
+
+
+class Followed:
+    """A rank, as far as its policy, or its reference, takes part in this."""
+
+    settings: Settings
+    models: dict[Role, LanguageModel]
+    placements: dict[Role, Placement]
+    members: dict[Role, Scorer]
+    ranks: Ranks
+    device: str
+
+    def check_follows(self) -> None:
+        """Refuse a reference that could not follow, before anything is trained. Raises SettingsError."""
+        ema = self.settings.reference.ema
+        if ema and self.models.keys() == {Role.REFERENCE} and self.placements[Role.REFERENCE].share() is None:
+            raise SettingsError(
+                f"runtime.placement.reference cannot be used with reference.ema={ema}: this model runs through "
+                "transformers, and moves only beside its policy. Leave the placement out, or set reference.ema=0"
+            )
+
+    @cached_property
+    def _followed(self) -> Publisher:
+        policy = self.models[Role.POLICY]
+        place = self.placements[Role.POLICY]
+        return Publisher(policy, place, self.ranks, dtype=policy.dtype, device=self.device, changes=False)
+
+    def followed(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """As `RankProcess.parcel`, and always whole."""
+        if part == 0:
+            self._followed.begin(version)
+        sent = self._followed.parcel(part)
+        return sent, self._followed.told(part, sent)
+
+    def follow(self, way: float, *parcels: Parcel) -> None:
+        """Move the reference by a share of the way towards the policy in these parcels."""
+        share = self.placements[Role.REFERENCE].share()
+        assert share is not None, "check_follows refuses it"
+        weights = unpack(*parcels)
+        if digest_of_pieces(pieces_of(weights)) != parcels[0].digest:
+            raise WeightsError(
+                "The policy's weights changed on their way to the reference: continue with resume=latest."
+            )
+        self.members[Role.REFERENCE].blend(lambda name: part_of(share, name, weights), way)
+
+
+def part_of(share: Share, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """A rank's part of one of our parameters, of whole stored tensors."""
+    found = torch.empty_like(share.tensors[name])
+    for one, _ in share.of(name):
+        box = box_of(weights, one)
+        narrowed(found, one.at, one.sizes).copy_(box.t() if one.transposed else box)
+    return found
+
+
+class Follower(Scorers):
+    """The ranks of a moving reference, and those of its policy."""
+
+    def __init__(self, ranks: RayWorkerGroup[Any], policy: RayWorkerGroup[Any]):
+        super().__init__(ranks.part(Scorer, Role.REFERENCE), ranks)
+        self.ranks, self.policy = ranks, policy
+
+    async def follow(self, share: float) -> None:
+        self.moves += 1
+        parcels, _ = await Store().kept(self.policy, Followed.followed, self.moves)
+        await self.ranks.each(Followed.follow, share, *parcels)

@@ -1,0 +1,171 @@
+"""Copies of what ranks hold after a step: a lost rank costs a step, not those since the newest checkpoint
+(`runtime.mesh.mirrors`).
+
+    ranks -> arrays in their node's object store -> Holder on the next node, while the next step is computed
+    a rank is lost -> all start again -> the newest step of which every part is somewhere -> ranks
+
+The store outlives the rank, and the holder the node. A rank gets back what it held, since the mesh is the same. Ranks
+that hold the same have one copy. The driver keeps the rest of a step's state. Left out: a part that is lost in both
+places, after which there is the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from plaudit.executors.mirrored import Holder, Key, Mirrored
+from plaudit.loop.checkpoint import step_of
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.worker import SenderLost, WorkerLost
+
+if TYPE_CHECKING:
+    from plaudit.executors.base import Plan
+    from plaudit.executors.ranks import RankGroups
+    from plaudit.loop.hooks import Remembered
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_worker import RayWorker
+
+
+class Kept(NamedTuple):
+    """A step of which every part has its copies."""
+
+    remembered: Remembered
+    states: Mapping[Key, Any]
+    """References to objects in the stores of ranks' nodes."""
+    holders: Mapping[Key, Sequence[RayWorker[Holder]]]
+
+    @property
+    def step(self) -> int:
+        return self.remembered.progress.step
+
+
+class Mirrors:
+    """The caller promises to call `settle` before ranks are formed again."""
+
+    def __init__(self, runtime: RayRuntime, ranks: RankGroups, count: int, say: Callable[[str], None]):
+        """`count`: holders of each state on other nodes, if there are as many; 0 mirrors nothing."""
+        self.runtime, self.ranks, self.count, self.say = runtime, ranks, count, say
+        self._homes: dict[str, list[str]] = {}
+        """For each node with ranks, those whose holders have what these hold."""
+        self._holders: dict[str, RayWorker[Holder]] = {}
+        self._started = 0
+        self._kept: Kept | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the holders that lack. What fails is tried again after a later step."""
+        if not self.count:
+            return
+        for node, holder in [*self._holders.items()]:
+            if not holder.alive:
+                del self._holders[node]
+                self._lost(await holder.gone())
+        order = peers([rank.node for rank in self.ranks.workers], self.runtime.lasting())
+        self._homes = {node: nodes[: self.count] for node, nodes in order.items()}
+        wanted = {node for nodes in self._homes.values() for node in nodes}
+        await together(map(self._start, sorted(wanted - self._holders.keys())))
+
+    async def _start(self, node: str) -> None:
+        self._started += 1
+        try:
+            self._holders[node] = await self.runtime.beside(Holder, name=f"mirror {self._started - 1}", node=node)
+        except WorkerLost as lost:
+            self._lost(lost)
+
+    def _lost(self, lost: WorkerLost) -> None:
+        self.say(f"lost {lost}; steps are mirrored again once another one has started")
+
+    def _ready(self) -> bool:
+        there = {node for node, holder in self._holders.items() if holder.alive}
+        return all({*self._homes.get(rank.node, [""])} <= there for rank in self.ranks.workers)
+
+    def _keys(self) -> list[tuple[RayWorker[Any], Key]]:
+        """Each rank, with whose state it has."""
+        worker_groups = enumerate(zip(self.ranks.rank_groups, self.ranks.worker_groups, strict=True))
+        return [
+            (rank, (number, first))
+            for number, (ranks, worker_group) in worker_groups
+            for rank, first in zip(worker_group.workers, alike(ranks.runtime), strict=True)
+        ]
+
+    async def take(self, remembered: Remembered) -> None:
+        """Copy the state of the step that ranks have just made, and let holders have it while the next step is
+        computed. While a holder starts, steps are not mirrored."""
+        if not self.count or (not self._ready() and self._work is not None and not self._work.done()):
+            return
+        await self.settle()
+        if not self._ready():
+            self._work = asyncio.get_running_loop().create_task(self.open())
+            return
+        first = {key: rank for rank, key in reversed(self._keys())}
+        copied = await together(rank.keep(Mirrored.state) for rank in first.values())
+        states = {key: state for key, (state, _) in zip(first, copied, strict=True)}
+        holders = {key: [self._holders[node] for node in self._homes[rank.node]] for key, rank in first.items()}
+        self._work = asyncio.get_running_loop().create_task(self._send(Kept(remembered, states, holders)))
+
+    async def _send(self, kept: Kept) -> None:
+        """Takes: states in ranks' nodes. Waits for: every holder's copy. Woken by: them. Gives: nothing; the step is
+        the one to go back to, unless a process was lost, which others find."""
+        whole = -1 if self._kept is None else self._kept.step
+        pairs = [(key, holder) for key, holders in kept.holders.items() for holder in holders]
+        with suppress(WorkerLost):
+            await together(holder.call(Holder.hold, key, kept.step, whole, kept.states[key]) for key, holder in pairs)
+            self._kept = kept
+
+    async def settle(self) -> None:
+        """Wait until what was sent has arrived."""
+        if self._work is not None:
+            await asyncio.wait((self._work,))  # whose caller may be cancelled without it
+            self._work.result()
+
+    async def back(self, plan: Plan) -> Remembered | None:
+        """Give new ranks the newest step that has copies. None, and ranks are as they were, if a checkpoint is as new,
+        the plan wants it, or a part is lost."""
+        if not plan.mirrors:  # of what was mirrored, nothing may come back
+            self._kept = None
+        if (kept := self._kept) is None or (plan.resume is not None and step_of(plan.resume) >= kept.step):
+            return None
+        ranks = self._keys()
+        try:
+            await together(self._given(rank, key, kept) for rank, key in ranks)
+        except SenderLost as lost:
+            self.say(f"the mirrors of step {kept.step} are not complete ({lost.reason})")
+            self._kept = None
+            return None
+        await together(rank.call(Mirrored.put_back) for rank, _ in ranks)
+        return kept.remembered
+
+    async def _given(self, rank: RayWorker[Any], key: Key, kept: Kept) -> None:
+        """Let a rank have a state from wherever it still is. Raises SenderLost if it is nowhere."""
+        holders = iter(kept.holders[key])
+        state = kept.states[key]
+        while True:
+            try:
+                return await rank.call(Mirrored.receive, state)
+            except SenderLost:
+                if (holder := next((one for one in holders if one.alive), None)) is None:
+                    raise
+            state, _ = await holder.keep(Holder.give, key, kept.step)
+
+    def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+
+def alike(runtime: RuntimeSettings) -> list[int]:
+    """For each rank of a mesh, the first one that holds the same: shards are of one replica each, and without shards
+    ranks with the same part of the same layers hold the same."""
+    stage = runtime.ranks // runtime.pipeline
+    others = stage // (runtime.replicas if runtime.sharded else runtime.workers * runtime.context)
+    return [rank - rank % stage + rank % stage % others for rank in range(runtime.ranks)]
+
+
+def peers(nodes: Sequence[str], others: Sequence[str]) -> dict[str, list[str]]:
+    """For each node with ranks, where copies of what they hold go: to the next nodes with ranks, then to others."""
+    ring = list(dict.fromkeys(nodes))
+    without = [node for node in others if node not in ring]
+    return {node: [*ring[place + 1 :], *ring[:place], *without] for place, node in enumerate(ring)}

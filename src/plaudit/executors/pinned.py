@@ -1,0 +1,60 @@
+"""Answers that stayed where they were sampled get a copy where ranks are, before a step learns from them.
+
+groups of a step -> their sources -> each is fetched and held by a rank -> the groups whose answers are lost
+
+From then on the step does not need the nodes that sampled them. Judges hold answers likewise while they score. Left
+out: lost groups, which are drawn again (`loop/redraw.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.worker import AnswersLost
+from plaudit.types import Group
+from plaudit.types.distant import Columns, Distant, Source
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray_worker import RayWorker
+
+
+class Secures:
+    """A rank or a judge, as far as answers of other nodes go."""
+
+    _pinned: Sequence[Columns | None] = ()
+
+    def secure(self, sources: Sequence[Source]) -> list[int]:
+        """Fetch the columns of some sources, and hold them until the next call: while a process of a node uses them,
+        its store keeps them. Return the numbers of those that are lost."""
+        self._pinned = ()
+        try:
+            self._pinned = sources[0].all(sources) if sources else ()
+        except AnswersLost:
+            self._pinned = [_fetched(source) for source in sources]
+        return [number for number, columns in enumerate(self._pinned) if columns is None]
+
+
+def _fetched(source: Source) -> Columns | None:
+    try:
+        return source.all([source])[0]
+    except AnswersLost:
+        return None
+
+
+async def pinned(ranks: Sequence[RayWorker[Secures]], groups: Sequence[Group]) -> list[int]:
+    """Let these ranks hold the groups' answers, each a part. Return the numbers of those that are lost."""
+    found = [(number, source) for number, group in enumerate(groups) if (source := _source(group)) is not None]
+    if not found:
+        return []
+    dealt = [found[first :: len(ranks)] for first in range(len(ranks))]
+    asked = zip(ranks, dealt, strict=True)
+    lost = await together(rank.call(Secures.secure, [source for _, source in part]) for rank, part in asked)
+    return sorted(part[which][0] for part, own in zip(dealt, lost, strict=True) for which in own)
+
+
+def _source(group: Group) -> Source | None:
+    """Where a group's answers are; None if they are here."""
+    tokens = (response.tokens for response in group.responses)
+    return next((one.source for one in tokens if isinstance(one, Distant)), None)

@@ -1,0 +1,170 @@
+"""The ranks of a run under Ray: those that train the policy, and those of models with processes of their own.
+
+    settings -> RankGroup, ... -> a bundle for each rank -> started, joined -> a worker group for each group
+
+Left out: room for them, and what follows a loss (`ray.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plaudit.executors.base import Plan
+from plaudit.executors.collected import spread
+from plaudit.executors.inside import SamplingRank
+from plaudit.executors.trainer import RankProcess
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.settings import TRAIN, RuntimeSettings
+from plaudit.runtime.worker import reason_of
+from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Role
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_worker import RayWorker
+    from plaudit.runtime.ray_worker_group import RayWorkerGroup
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks of one mesh, and the models that they have."""
+
+    name: str
+    roles: tuple[Role, ...]
+    settings: Settings
+
+    @property
+    def runtime(self) -> RuntimeSettings:
+        return self.settings.runtime
+
+    @property
+    def reservations(self) -> list[Mapping[str, float]]:
+        """What its ranks reserve, as far as settings say."""
+        return [self.runtime.resources_per_worker] * self.runtime.ranks
+
+
+def rank_groups(settings: Settings) -> list[RankGroup]:
+    """The training ranks first, then those of calls with processes of their own."""
+    hosts = {role: settings.runtime.host(role) for role in Role}
+    given = {TRAIN: settings.runtime, **settings.runtime.apart}
+    return [
+        RankGroup(
+            "training" if call == TRAIN else call,
+            tuple(role for role in Role if hosts[role] == call),
+            replace(settings, runtime=runtime),
+        )
+        for call, runtime in given.items()
+    ]
+
+
+class RankGroups:
+    """All ranks of a run. The first worker group trains the policy."""
+
+    def __init__(self, settings: Settings, runtime: RayRuntime, threads: Callable[[Mapping[str, float]], int]):
+        self.rank_groups, self.runtime, self._threads = rank_groups(settings), runtime, threads
+        self.worker_groups: list[RayWorkerGroup[RankProcess]] = []
+        self.bundles: list[Resources] = []
+
+    @property
+    def reservations(self) -> list[Mapping[str, float]]:
+        return [one for group in self.rank_groups for one in group.reservations]
+
+    def reserve(self, share: Resources) -> None:
+        self.bundles = [reserved(one, share) for one in self.reservations]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{group.runtime.ranks} {group.name}" for group in self.rank_groups)
+
+    @property
+    def training(self) -> RayWorkerGroup[RankProcess]:
+        return self.worker_groups[0]
+
+    @property
+    def sampling(self) -> list[RayWorker[Any]]:
+        """The training ranks, if they sample."""
+        return list(self.training.workers) if self.worker_groups else []
+
+    @property
+    def workers(self) -> list[RayWorker[RankProcess]]:
+        return [worker for worker_group in self.worker_groups for worker in worker_group.workers]
+
+    @property
+    def nodes(self) -> list[RayWorker[RankProcess]]:
+        """A rank of each node."""
+        return list({rank.node: rank for rank in reversed(self.workers)}.values())
+
+    @property
+    def apart(self) -> dict[str, RayWorkerGroup[RankProcess]]:
+        """The worker groups of models that are not on the training ranks, by role."""
+        pairs = zip(self.rank_groups[1:], self.worker_groups[1:], strict=False)
+        return {role: worker_group for group, worker_group in pairs for role in group.roles}
+
+    def of(self, role: str) -> RayWorkerGroup[RankProcess]:
+        return self.apart.get(role, self.training)
+
+    async def form(self, plan: Plan, group: Any, sharers: Callable[[int], int]) -> None:
+        """Start all ranks in the places of a group, and join those of each worker group. `sharers`: processes on a
+        training rank's devices."""
+        from plaudit.runtime.ray_worker_group import RayWorkerGroup
+
+        place, started = 0, []
+        samples = self.rank_groups[0].settings.samples and self.rank_groups[0].runtime.inside
+        for ranks in self.rank_groups:
+            recipe = to_plain(ranks.settings) | {"resume": None}
+            for number in range(ranks.runtime.ranks):
+                common: dict[str, Any] = {"name": f"{ranks.name} rank {number}", "group": group, "place": place}
+                common |= {"threads": self._threads(self.bundles[place]), "sharers": sharers(place)}
+                kind = SamplingRank if samples and ranks is self.rank_groups[0] else RankProcess
+                started.append(self.runtime.spawn(kind, recipe, plan, ranks.roles, **common))
+                place += 1
+        found = await asyncio.gather(*started)
+        if plan.resume is not None:
+            await spread(found, plan.checkpoints, plan.resume)
+        ready = iter(found)
+        worker_groups = [
+            RayWorkerGroup(
+                [next(ready) for _ in ranks.reservations],
+                patience=ranks.runtime.collective_timeout,
+                width=ranks.runtime.width,
+                stages=ranks.runtime.pipeline,
+            )
+            for ranks in self.rank_groups
+        ]
+        await together(map(self.join, worker_groups))
+        self.worker_groups = worker_groups
+
+    async def join(self, group: RayWorkerGroup[RankProcess]) -> None:
+        """Let the ranks of a worker group meet, and make their models."""
+        address, timeout = await group.first.call(RankProcess.address), self.rank_groups[0].runtime.collective_timeout
+        mine = [(address, number, group.world, timeout) for number in range(group.world)]
+        await group.scatter(RankProcess.build, mine, starts=True)
+
+    async def watched(self, work: Coroutine[Any, Any, Result], say: Callable[[str], None]) -> Result:
+        """Takes: a run's work. Waits for: its end, or the first lost rank, which no call may find while rollout workers
+        wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
+        cancelled and has ended."""
+        working = asyncio.ensure_future(work)
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.workers]
+        try:
+            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
+            lost = None if working.done() else next(one.result() for one in gone if one.done())
+        finally:
+            for one in (working, *gone):
+                one.cancel()
+            await asyncio.wait((working, *gone))
+        if lost is None:
+            return working.result()
+        if not working.cancelled() and (error := working.exception()) is not None:
+            say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
+        raise lost
+
+    def end(self) -> None:
+        for group in self.rank_groups:
+            self.runtime.end(name=f"{group.name} rank")
+        self.worker_groups = []

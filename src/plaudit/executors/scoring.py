@@ -1,0 +1,153 @@
+"""Judges and reward functions in processes of their own: where these start, and what is in them.
+
+    open -> functions begin to start -> ready: all are loaded
+    judges -> begin to start when the run asks for them, while the first answers are sampled
+
+Left out: what they are asked, and what happens to it if one is lost (`rewards/workers.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.executors.processes import judge_worker
+from plaudit.rewards.base import Reward
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.worker import Worker, WorkerLost
+from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Completion, Prompt, Score
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_worker import RayWorker
+
+HELD, SHARE = 10.0, 0.2
+"""Seconds, and the share of the time, after which a function in the driver's process is reported."""
+Room = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
+"""Reserves room for a worker's processes in a place, or finds that of the worker before it: where to spawn it."""
+
+
+class Holding:
+    """A function in the driver's own process, which says once if it keeps that from its work."""
+
+    def __init__(self, function: FunctionReward, key: str, say: Callable[[str], None]):
+        self.function, self.key, self._say = function, key, say
+        self._begun: float | None = None
+        self._told = False
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        self._begun = begun = self._begun or time.monotonic()
+        scores = await self.function.score(prompt, completions)
+        held, all_time = self.function.held, time.monotonic() - begun
+        if not self._told and held > max(HELD, SHARE * all_time):
+            self._told = True
+            self._say(
+                f"the reward {self.function.name} has kept the run's process busy for {held:.0f} of {all_time:.0f} "
+                f"seconds, in which nothing else went on there: {self.key}.workers=1 gives it a process of its own"
+            )
+        return scores
+
+
+def reserving(settings: Settings) -> list[RewardSettings]:
+    """The reward of each process that reserves something."""
+    return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
+
+
+def stays(settings: Settings) -> bool:
+    """True if long answers need not pass the driver: nothing there reads all of their numbers (a plug-in's method may
+    read any column). With servers, training workers come and go, and none of them keeps answers for the others."""
+    if settings.runtime.served or settings.rollout.record:
+        return False
+    ours = type(settings.objective).__module__.startswith("plaudit.")
+    return ours and not any(_reads(one) for one in settings.rewards)
+
+
+def _reads(reward: RewardSettings) -> bool:
+    """True if the driver reads every answer's tokens for a reward."""
+    if reward.kind in ("judge", "http"):
+        return reward.kind == "http" or not reward.workers
+    return function_reward(reward).reads_tokens
+
+
+class Scoring:
+    """The processes of a run's rewards. They stay when ranks are formed again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: RayRuntime,
+        share: Resources,
+        room: Room,
+        *,
+        failures: Callable[[WorkerLost], None],
+        say: Callable[[str], None],
+    ):
+        """`share`: an equal share of the CPUs."""
+        self.settings, self.runtime, self.share, self._room = settings, runtime, share, room
+        self.bundles = [reserved(one.resources, share) for one in reserving(settings)]
+        # Placing a worker may take start_timeout, and so may loading.
+        self._how: dict[str, Any] = {"patience": 2 * settings.runtime.start_timeout, "failures": failures, "say": say}
+        self._judges: dict[int, JudgeWorkers] = {}
+        self._functions: dict[int, FunctionWorkers] = {}
+
+    def open(self) -> None:
+        """Begin to start functions, within a running event loop."""
+        for which, reward in enumerate(self.settings.rewards if self.settings.samples else ()):
+            if reward.workers and reward.kind != "judge":
+                make, one = FunctionProcess.maker(reward, self.settings.plugins), function_reward(reward)
+                start = partial(self._function, which, reward, make)
+                how = {"waits": one.waits, "tokens": one.reads_tokens, "deadline": reward.deadline, **self._how}
+                self._functions[which] = FunctionWorkers(start, reward.workers, **how)
+                self._functions[which].open()
+
+    async def ready(self) -> None:
+        """Wait until every function is loaded. Raises what prevents it."""
+        await together(functions.ready() for functions in self._functions.values())
+
+    def function(self, reward: RewardSettings, here: Reward) -> Reward:
+        """The processes of a function. Without any, it is called here, and the run says so if that takes long."""
+        if (which := self._which(reward)) in self._functions:
+            return self._functions[which]
+        return Holding(here, f"rewards.{which}", self._how["say"]) if isinstance(here, FunctionReward) else here
+
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        """Return the judges, the same whenever they are asked for. They begin to start here: after ranks and rollout
+        workers, which get room first, and while the first answers are sampled."""
+        if (which := self._which(reward)) not in self._judges:
+            self._judges[which] = JudgeWorkers(partial(self._judge, which, reward), reward.workers, **self._how)
+            self._judges[which].open()
+        return self._judges[which]
+
+    def _which(self, reward: RewardSettings) -> int:
+        return next((number for number, one in enumerate(self.settings.rewards) if one is reward), -1)
+
+    async def _judge(self, which: int, reward: RewardSettings, number: int) -> Worker[Scores]:
+        name, bundle = f"judge {number} ({Path(reward.path).name})", reserved(reward.resources, self.share)
+        there = await self._room(name, (f"judge {which}", number), [bundle] * reward.tensor)
+        recipe, patience = to_plain(self.settings) | {"resume": None}, self.settings.runtime.collective_timeout
+        return await judge_worker(self.runtime, recipe, reward, patience=patience, **there)
+
+    async def _function(
+        self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int
+    ) -> RayWorker[FunctionProcess]:
+        """Start a function where it has room, or beside this process, where its files are."""
+        name = f"function {number} ({reward.name or reward.function or reward.kind})"
+        if not reward.resources:
+            return await self.runtime.beside(make, name=name)
+        there = await self._room(name, (f"function {which}", number), [reserved(reward.resources, self.share)])
+        return await self.runtime.spawn(make, place=0, **there)
+
+    def close(self) -> None:
+        for judges in self._judges.values():
+            judges.close()
+        for functions in self._functions.values():
+            functions.close()

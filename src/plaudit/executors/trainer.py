@@ -1,0 +1,400 @@
+"""One rank of training: every role's model with its learner or scorer, built from settings in its process.
+
+    settings, checkpoint -> policy, critic or judge, reference -> Learner or Scorer of each
+
+In a local run the loop calls the only rank in its own process; under Ray each rank is a process. Left out: data,
+rollout and rewards, which belong to the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plaudit.algorithms.base import Objective
+from plaudit.compute.axis import ALONE, Axis
+from plaudit.data.template import AS_CHAT, chosen_template
+from plaudit.executors.base import Plan
+from plaudit.executors.collected import Node
+from plaudit.executors.following import Followed
+from plaudit.executors.mirrored import Mirrored
+from plaudit.executors.pinned import Secures
+from plaudit.executors.publisher import Publisher
+from plaudit.learn.learner import Learner
+from plaudit.learn.passes import Passes
+from plaudit.learn.ranks import Alone, Ranks, join
+from plaudit.learn.scorer import BaseScorer, Scorer
+from plaudit.learn.sharding import Placement, Waiting, Whole, apart, recompute_layers
+from plaudit.learn.shards import Sharded
+from plaudit.learn.stages import Staged
+from plaudit.learn.tensor import Axes, Cut
+from plaudit.learn.watched import WATCHED, Watched
+from plaudit.loop.checkpoint import Store
+from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import Keep, Pending, beside, write_boxes
+from plaudit.models.config import HeadKind
+from plaudit.models.decoder import Decoder
+from plaudit.models.described import not_cut
+from plaudit.models.device import device_of
+from plaudit.models.folders import local_folder
+from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
+from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
+from plaudit.models.share import Share, begin_weights, filled
+from plaudit.models.tokenizer import check_vocabulary, contradict
+from plaudit.runtime.memory import (
+    RankOutOfMemory,
+    free_memory,
+    keep_freed_memory,
+    make_room,
+    out_of_memory,
+    release_freed_memory,
+)
+from plaudit.runtime.network import free_address
+from plaudit.runtime.settings import NO_SHARDS, NO_STAGES
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.types import Role
+from plaudit.weights.collective import Invitation, Sender
+from plaudit.weights.parcel import Given, Parcel
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Torch's dtype for each choice of learn.precision."""
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """The dtype of weights and activations."""
+    return DTYPES[settings.learn.precision]
+
+
+def initial_model(
+    settings: Settings,
+    tokenizer: Any,
+    device: str,
+    role: Role = Role.POLICY,
+    *,
+    head: HeadKind = "lm",
+    deferred: bool = False,
+    axis: Axis = ALONE,
+    stage: Stage = WHOLE,
+) -> LanguageModel:
+    """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one. On a
+    tensor `axis`, or a `stage` of a pipeline, it is this rank's part."""
+    path = initial_path(settings, tokenizer, role)
+    common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
+    common |= {"deferred": deferred, "axis": axis, "stage": stage}
+    if path is not None:
+        return load_model(path, **common)
+    return fresh_model(settings.model.config, vocab_size=len(tokenizer), **common)
+
+
+def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
+    """The folder or hub id that a role's model starts from; None for a fresh one."""
+    if role is Role.CRITIC:
+        return settings.critic.path or judge_for_critic(settings, tokenizer) or settings.model.path
+    return settings.model.path
+
+
+def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
+    """The first judge of the run whose tokens are the policy's."""
+    judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
+    for path in judges:
+        if not contradict(load_tokenizer(path), tokenizer):
+            return path
+        log.warning("The critic does not start from the judge %s, whose tokenizer is not the policy's.", path)
+    return None
+
+
+class Trainer:
+    """A rank. `part` gives the learner or scorer of a role."""
+
+    def __init__(
+        self, settings: Settings, plan: Plan, ranks: Ranks | None = None, roles: Collection[Role] = tuple(Role)
+    ):
+        """`roles`: those that have their model here, if the method has them."""
+        self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
+        self.objective: Objective = settings.objective
+        self.passes = Passes.of(settings.learn)
+        for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
+            room.lower(tokens)
+        self.device = device_of(settings.device)
+        runtime, device = settings.runtime, torch.device(self.device)
+        self.pending = Pending(free_memory)
+        self.keep: Keep = write_boxes if runtime.served else self.pending.add
+        timeout, replicas = runtime.collective_timeout, runtime.replicas
+        mesh = Mesh(**runtime.axes)
+        self.axes = Axes.along(self.ranks, mesh, device=device, timeout=timeout, replicas=replicas)
+        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        # Checkpoints keep the template that their chats were rendered with.
+        self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
+        if plan.as_chat is not None:
+            self.tokenizer.init_kwargs[AS_CHAT] = plan.as_chat
+        self.store = Store(plan.checkpoints)
+        self.models: dict[Role, LanguageModel] = {}
+        self.placements: dict[Role, Placement] = {}
+        trained = self.objective.losses().keys() & {*roles}
+        refers = Role.REFERENCE in self.objective.asks and Role.REFERENCE in roles
+        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in trained else None)
+        self._check_tokens("reference.path", settings.reference.path if refers else None)
+        for role in (role for role in self.objective.losses() if role in trained):
+            self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
+            if settings.learn.activation_checkpointing:
+                recompute_layers(self.models[role])
+        if refers:
+            self._place(Role.REFERENCE, self._reference())
+        role = min(self.models, key=lambda role: self.models[role].max_positions)
+        self.plan.longest.check(f"the {role}", self.models[role].max_positions)
+        self.watched = Watched()
+        self.members = {role: self._member(role) for role in self.models}
+        if (settings.runtime.shares or settings.runtime.inside) and settings.samples:
+            self.rest()
+
+    @contextmanager
+    def part(self, role: str) -> Iterator[Scorer | Watched]:
+        """Give the learner or scorer of a role, or what was watched. Raises RankOutOfMemory if other ranks may wait for
+        this one."""
+        try:
+            yield self.watched if role == WATCHED else self.members[Role(role)]
+        except Exception as error:
+            if self.ranks.world == 1 or not out_of_memory(error):
+                raise
+            micro, score = self.passes.micro.tokens, self.passes.score.tokens
+            told = f"rank {self.ranks.rank} ran out of memory with the {role} ({str(error).splitlines()[0]:.200})"
+            raise RankOutOfMemory(f"{told}. Lower learn.micro_tokens={micro}.", micro, score) from None
+
+    def save(self, role: str, folder: Path) -> None:
+        """Save a role's model, adapters merged, and the adapters separately. All ranks must call it; each keeps its own
+        boxes of the weights for `pending.write`, and rank 0 writes all else. The files are the same whatever the ranks
+        hold."""
+        model, place = self.models[Role(role)], self.placements[Role(role)]
+        if (share := place.share()) is None:  # it runs through transformers, which writes it
+            if (whole := place.whole()) is not None:
+                save_model(whole, folder, tokenizer=self.tokenizer)
+            return
+        adapters = place.parameters(peft_names(model).values(), everyone=True)
+        if not place.begin(partial(self._begin, role, folder, share, adapters)):
+            return
+        if not folder.is_dir():  # rank 0 has another disk: the driver collects what is written here
+            folder = beside(folder)
+            folder.mkdir(parents=True)
+            begin_weights(share, folder, most=FILE_BYTES)
+        self.keep(filled(share, folder, most=FILE_BYTES, adapters=adapters))
+
+    def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
+        """Write everything of a model's folder but the weights themselves, for which there is room then."""
+        model = self.models[Role(role)]
+        folder.mkdir(parents=True, exist_ok=True)
+        begin_weights(share, folder, most=FILE_BYTES)
+        describe(model, folder, dtype=share.dtype, tokenizer=self.tokenizer)
+        if adapters:
+            path = initial_path(self.settings, self.tokenizer, Role(role))
+            base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
+            save_lora(model, folder / FOLDER, base=base, tensors=adapters)
+
+    def rise(self) -> None:
+        """Be ready to train."""
+        for member in self.members.values():
+            member.rise()
+
+    def rest(self) -> None:
+        """Free the device for others until `rise`; weights stay, since samplers need them."""
+        for member in self.members.values():
+            member.rest()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by their Hugging Face names, for a sampler in this process, which has one rank."""
+        return dict(self.models[Role.POLICY].hf_tensors())
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """This rank's part in giving samplers in other processes the policy's weights."""
+        place, dtype = self.placements[Role.POLICY], dtype_of(self.settings)
+        return Publisher(self.models[Role.POLICY], place, self.ranks, dtype=dtype, device=self.device)
+
+    # --- models
+
+    def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
+        """Make a role's model as training continues here."""
+        saved = None if self.plan.resume is None else self.store.model(role, self.plan.resume)
+        lora = self.settings.adapters(role)
+        if lora.rank > 0:
+            adapted = add_lora(self._initial(role, head=head), lora, seed=self.settings.seed)
+            return adapted if saved is None else restore_lora(adapted, saved)
+        return self._initial(role, head=head) if saved is None else self._load(str(saved), head=head)
+
+    def _reference(self) -> LanguageModel:
+        settings, policy = self.settings, self.models.get(Role.POLICY)
+        saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
+        moving = settings.reference.ema > 0
+        dtype = torch.float32 if moving else dtype_of(settings)  # in bfloat16, its small steps would round to nothing
+        if self.plan.resume is not None and moving and saved.is_dir():
+            reference = self._load(str(saved), dtype=dtype)
+        elif settings.reference.path is not None:
+            reference = self._load(settings.reference.path, dtype=dtype)
+        elif policy is not None and lora_of(policy) is not None:
+            return policy  # run with its adapters off
+        else:
+            reference = self._initial(Role.POLICY).to(dtype)
+        return reference.requires_grad_(False)
+
+    def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
+        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis, "stage": self.axes.stage}
+        return initial_model(self.settings, self.tokenizer, self.device, role, head=head, **placed)
+
+    def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
+        dtype, seed = dtype or dtype_of(self.settings), self.settings.seed
+        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis, "stage": self.axes.stage}
+        return load_model(path, head=head, dtype=dtype, device=self.device, seed=seed, **placed)
+
+    def _place(self, role: Role, model: LanguageModel) -> None:
+        """Give a model its placement among the ranks. A model in two roles has one already."""
+        check_vocabulary(self.tokenizer, model)
+        if self.axes.context.size > 1:
+            mesh = Mesh(**self.settings.runtime.axes)
+            if not isinstance(model, Decoder):
+                raise not_cut(mesh, "it runs through transformers")
+            check_mesh(model.config, mesh)
+            model.context_axis = self.axes.context
+        places = {id(self.models[other]): place for other, place in self.placements.items()}
+        self.models[role] = model
+        waits = role is Role.REFERENCE and "reference" in self.settings.runtime.offload and apart(self.device)
+        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
+
+    def _check_tokens(self, setting: str, path: str | None) -> None:
+        """Refuse a model to which the policy's token ids mean other texts."""
+        if path is not None and contradict(load_tokenizer(path), self.tokenizer):
+            raise SettingsError(
+                f"{setting}={path} has another tokenizer than the policy, so the same ids mean other texts. Give a "
+                "model with the policy's tokenizer"
+            )
+
+    def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
+        """Choose a placement. `waits`: in host memory until it is used."""
+        place = self._along_data(model, waits=waits)
+        if isinstance(model, Decoder) and model.axis.size > 1:
+            place = Cut(place, model, self.axes.tensor)
+        if isinstance(model, Decoder) and model.stage.count > 1:
+            place = Staged(place, model, self.axes.line, self.ranks)
+        return place
+
+    def _along_data(self, model: LanguageModel, *, waits: bool) -> Placement:
+        runtime, device, ranks = self.settings.runtime, torch.device(self.device), self.axes.data
+        if not self._shards:
+            return Waiting(model, ranks, device=device) if waits else Whole(model, ranks)
+        if runtime.offloaded and self.device == "cpu":
+            raise SettingsError("runtime.offload: weights has no effect on the CPU: leave it out, or take device=cuda")
+        offload, grid = runtime.offloaded or waits, self.axes.grid
+        place = Sharded(model, ranks, device=device, cpu_offload=offload, stage=runtime.stage, grid=grid)
+        release_freed_memory()  # of a whole model that came through transformers
+        return place
+
+    @property
+    def _shards(self) -> bool:
+        return self.settings.runtime.sharded and not isinstance(self.axes.data, Alone)
+
+    # --- members
+
+    def _member(self, role: Role) -> Scorer:
+        settings, model = self.settings, self.models[role]
+        temperature = settings.rollout.temperature if self.objective.online else 1.0
+        if role is Role.REFERENCE:
+            policy = self.models.get(Role.POLICY)
+            kind = BaseScorer if model is policy else Scorer
+            room, place = self.passes.score, self.placements[role]
+            return kind(model, role, temperature=temperature, token_budget=room, leader=policy, placement=place)
+        optimizer = settings.optimizer
+        if role is Role.CRITIC:
+            optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)
+        loss = self.objective.losses()[role]
+        return Learner(
+            model,
+            role,
+            self.watched.watching(loss) if role is Role.POLICY and settings.log.samples_megabytes else loss,
+            optimizer=optimizer,
+            settings=settings.learn,
+            total_steps=self.plan.total_steps,
+            temperature=temperature,
+            halt=self.objective.halt if role is Role.POLICY else lambda stats: None,
+            placement=self.placements[role],
+            passes=self.passes,
+            waits="optimizer" in settings.runtime.offload and apart(self.device),
+            keep=self.keep,
+        )
+
+
+class RankProcess(Trainer, Node, Mirrored, Followed, Secures):
+    """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
+
+    def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):
+        self.recipe, self.plan, self.roles = recipe, plan, roles
+        self.sender = Sender()
+
+    def address(self) -> str:
+        return free_address()
+
+    def build(self, address: str, rank: int, world: int, timeout: float) -> None:
+        """Join the others. Before, there are neither ranks nor models."""
+        from plaudit.settings.recipes import load_settings
+
+        keep_freed_memory()
+        settings = load_settings(self.recipe)
+        torch.manual_seed(settings.seed)
+        device = torch.device(device_of(settings.device))
+        shards, backend = settings.runtime.sharded, settings.runtime.backend
+        if settings.runtime.pipeline > 1 and (backend == "nccl" or (backend == "auto" and device.type == "cuda")):
+            raise SettingsError(NO_STAGES)
+        if shards and backend == "gloo" and device.type == "cuda":
+            raise SettingsError(NO_SHARDS)
+        ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)
+        Trainer.__init__(self, settings, self.plan, ranks, self.roles)
+        self.check_follows()
+
+    def rest(self) -> None:
+        super().rest()
+        make_room()
+
+    def parcel_bytes(self) -> int:
+        """The size of what all ranks give of the policy's weights."""
+        return self.publisher.bytes()
+
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return a part of what this rank gives samplers of the policy's weights, and what the driver must know of it.
+        All ranks must be called, first for part 0."""
+        if part == 0:
+            self.publisher.begin(version)
+        sent = self.publisher.parcel(part)
+        return sent, self.publisher.told(part, sent)
+
+    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return the same part whole, also while this rank is at work. Raises NotHeldError if there is a newer one."""
+        whole = self.publisher.whole(version, part)
+        return whole, self.publisher.told(part, whole)
+
+    def hold(self, version: int, device: str) -> Given:
+        """As `parcel` of all parts, but keep them to be sent from here."""
+        self.publisher.begin(version)
+        if (held := self.publisher.all(device)) is None:
+            self.sender.parcel = self.sender.changes = None
+            return Given(self.publisher.digest, 0, 0, 0)
+        self.sender.parcel, self.sender.changes = held
+        return Given(self.publisher.digest, 1, held[1].bytes, held[0].bytes)
+
+    async def meet(self) -> str:
+        return await self.sender.meet()
+
+    async def send(self, invitation: Invitation) -> None:
+        await self.sender.send(invitation)
+
+    async def dissolve(self, invitation: Invitation) -> None:
+        await self.sender.dissolve(invitation)

@@ -1,0 +1,182 @@
+"""The models of a run by call, as the loop asks for them: typed and awaitable, in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from plaudit.algorithms.base import Objective
+from plaudit.algorithms.figures import merge_stats
+from plaudit.batch import Batch
+from plaudit.learn.learner import Learner
+from plaudit.learn.scorer import Scorer
+from plaudit.learn.watched import WATCHED, Seen, Watched
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.worker_group import WorkerGroup
+from plaudit.types import Role, Stats
+
+AnyGroup = WorkerGroup[Any]
+
+
+class Scorers:
+    """The group of a model that is run and not trained. Those with the same `home` are in the same processes."""
+
+    def __init__(self, worker_group: WorkerGroup[Scorer], home: object = None):
+        self.worker_group, self.home = worker_group, home
+        self.moves = 0
+        """Number of times that its weights were asked to move."""
+
+    async def annotate(self, batch: Batch) -> Batch:
+        """Return the batch with this role's columns: what a pass reads goes to the ranks, new columns come back."""
+        return batch.rejoined(await self.worker_group.split(Scorer.columns, batch.sequences()))
+
+    async def sound(self, *, whole: bool) -> bool:
+        """True if the weights are finite on every rank; with `whole`, also all else that a checkpoint has of them."""
+        return all(await self.worker_group.each(Scorer.sound, whole))
+
+    async def follow(self, share: float) -> None:
+        """Move a reference by `share` of the way towards the policy, which is on every rank too."""
+        self.moves += 1
+        await self.worker_group.each(Scorer.follow, share)
+
+
+class Learners(Scorers):
+    """The worker group of a model that is trained."""
+
+    worker_group: WorkerGroup[Learner]
+
+    def __init__(self, worker_group: WorkerGroup[Learner], home: object = None):
+        super().__init__(worker_group, home)
+
+    async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
+        """Compute gradients of a weighed batch, spread over the ranks, and return figures that all ranks agree on. Call
+        `apply` afterwards. `rate` multiplies the learning rate."""
+        return (await self.worker_group.split(Learner.prepare, batch, step, rate))[0]
+
+    async def apply(self, take: bool) -> None:
+        """Take the prepared optimizer step, or drop it."""
+        self.moves += take
+        await self.worker_group.each(Learner.apply, take)
+
+    async def evaluate(self, batch: Batch) -> Stats:
+        """Return figures of the loss on a weighed batch."""
+        return merge_stats(await self.worker_group.split(Learner.evaluate, batch))
+
+    async def save(self, path: Path) -> dict[str, Any]:
+        """Let every rank write its part of the optimizer's state to a file. Return the rest of the state."""
+        return (await self.worker_group.each(Learner.save, path))[0]
+
+    async def restore(self, path: Path, values: Mapping[str, Any]) -> None:
+        await self.worker_group.each(Learner.restore, path, values)
+
+
+Model = TypeVar("Model", bound=Scorers)
+
+
+def by_home(models: Sequence[Model]) -> list[list[Model]]:
+    """Group models that are in the same processes, in order: a worker group does one call at a time."""
+    homes: dict[int, list[Model]] = {}
+    for model in models:
+        homes.setdefault(id(model.home), []).append(model)
+    return list(homes.values())
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run: those it trains, and the reference if the method asks for one."""
+
+    objective: Objective
+    trained: Mapping[Role, Learners]
+    reference: Scorers | None = None
+    reference_ema: float = 0.0
+    rate: float = 1.0
+    """Factor of all learning rates."""
+    watched: WorkerGroup[Watched] | None = None
+
+    @classmethod
+    def together(
+        cls, ranks: AnyGroup, objective: Objective, reference_ema: float, apart: Mapping[str, AnyGroup] | None = None
+    ) -> Self:
+        """Every model on every rank of a group, as a part named for its role; roles that are `apart` on another."""
+        homes = {role: (apart or {}).get(role, ranks) for role in Role}
+        trained = {role: Learners(homes[role].part(Learner, role), homes[role]) for role in objective.losses()}
+        asked, home = Role.REFERENCE in objective.asks, homes[Role.REFERENCE]
+        reference = Scorers(home.part(Scorer, Role.REFERENCE), home) if asked else None
+        return cls(objective, trained, reference, reference_ema, watched=ranks.part(Watched, WATCHED))
+
+    async def apply(self, prepared: Sequence[Learners], take: bool) -> None:
+        """Take or drop the step of all models that `prepare` returned."""
+
+        async def applied(models: Sequence[Learners]) -> None:
+            for model in models:
+                await model.apply(take)
+
+        await together(map(applied, by_home(prepared)))
+
+    @property
+    def saved(self) -> Mapping[Role, Scorers]:
+        """The models that a checkpoint holds: those that move."""
+        moving = {Role.REFERENCE: self.reference} if self.reference is not None and self.reference_ema else {}
+        return {**self.trained, **moving}
+
+    @property
+    def moves(self) -> int:
+        """A count that grows whenever weights were asked to move."""
+        return sum(model.moves for model in self.saved.values())
+
+    async def sound(self, *, whole: bool = False) -> bool:
+        """True if the weights that move are finite on every rank; with `whole`, the optimizers' moments too."""
+        return all([await model.sound(whole=whole) for model in self.saved.values()])
+
+    async def seen(self, groups: Sequence[int]) -> list[Seen]:
+        """Return what the policy's ranks computed of these groups' tokens since the last call."""
+        if self.watched is None:
+            return []
+        ranks = (await self.watched.each(Watched.taken, groups))[:: self.watched.width]  # others have seen the same
+        return [one for rank in ranks for one in rank]
+
+    async def annotate(self, batch: Batch) -> Batch:
+        """Fill the columns that the objective asks for and that the rows lack: at once where the models are in
+        different processes."""
+        asks, asked = self.objective.asks, list[Scorers]()
+        if self.objective.recompute_old:
+            asked.append(self.trained[Role.POLICY])
+        if Role.REFERENCE in asks and batch.reference is None:
+            assert self.reference is not None, "assemble gives a reference to every method that asks for one"
+            asked.append(self.reference)
+        if Role.CRITIC in asks:
+            asked.append(self.trained[Role.CRITIC])
+
+        async def filled(models: Sequence[Scorers]) -> Batch:
+            found = batch
+            for model in models:
+                found = await model.annotate(found)
+            return found
+
+        first, *others = await together(map(filled, by_home(asked))) if asked else [batch]
+        new = (one.columns().items() for one in others)
+        return first.with_columns(**{name: one for items in new for name, one in items if name not in batch.columns()})
+
+    async def prepare(self, batch: Batch, step: int) -> tuple[list[Learners], Stats]:
+        """Compute the gradients of an update, the policy's first. Return the models that have them, and figures; those
+        of other models are left out if the policy's are skipped or halted."""
+        stats, prepared = Stats(), list[Learners]()
+        models = sorted(self.trained.items(), key=lambda item: item[0] is not Role.POLICY)
+        homes = by_home([model for _, model in models])
+        at_once = [[home[0] for home in homes]] if len(homes) == len(models) else [[model] for _, model in models]
+        for some in at_once:
+            prepared += some
+            for told in await together(model.prepare(batch, step, self.rate) for model in some):
+                if stats.get("skipped") or stats.get("halted"):
+                    return prepared, stats
+                stats |= told
+            if stats["skipped"] or stats["halted"]:
+                break
+        return prepared, stats
+
+    async def follow(self) -> None:
+        """Let a moving reference follow the policy, after a step."""
+        if self.reference is not None and self.reference_ema:
+            await self.reference.follow(self.reference_ema)

@@ -1,0 +1,372 @@
+"""Everything that is wrong or doubtful about a run, found before it starts and at once: `plaudit check`.
+
+    recipe -> settings as far as they can be read -> paths, first rows, sizes, machine, servers, cluster -> Preflight
+
+What a run refuses at its first problem is found here by the same functions. Weights and torch are not loaded, and
+nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from plaudit.data.load import Preview, previewed
+from plaudit.data.read import fetched, scan_rows
+from plaudit.data.settings import DataSettings, absent
+from plaudit.models.config import DecoderConfig
+from plaudit.models.described import end_ids, folder_config
+from plaudit.models.families import read_config
+from plaudit.models.folders import local_folder, refuse_absent
+from plaudit.models.keys import UnsupportedError
+from plaudit.models.mesh import Mesh, check_mesh, check_tensor
+from plaudit.models.tokenizer import load_tokenizer
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rules import check_reference, function_reward
+from plaudit.rewards.settings import KINDS
+from plaudit.runs import machine, needs
+from plaudit.runs.intake import FEW, dated, few_steps, longest_of, unlike_judges
+from plaudit.runs.pipeline import load_pipeline, placed, recipes_of, to_come
+from plaudit.runs.records import folder_taken, open_record, refuse_another
+from plaudit.runtime.token import check_cluster
+from plaudit.settings.checks import left_over, wrong
+from plaudit.settings.recipes import drafted, read_yaml
+from plaudit.settings.tree import Settings, SettingsError, unused
+from plaudit.support.address import Address, is_address
+from plaudit.support.fields import leaves, mistyped
+from plaudit.support.paths import at_home, check_writable
+from plaudit.types import Prompt
+
+ROWS = 512
+"""Rows of each source that are looked at."""
+PATIENCE = 1.0
+"""Seconds that a reward server may take to answer."""
+UNKNOWN = re.compile(r"there is no setting ([\w.]+)")
+ERRORS = (ValueError, OSError, ImportError, RuntimeError)
+"""Errors that the checks of a run raise for people to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong (the run would not start, or fail) or doubtful."""
+
+    key: str
+    """The setting that it is about; "" for none."""
+    text: str
+    """What was given and what to do."""
+    problem: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Preflight:
+    """What was found about one run."""
+
+    stage: str = ""
+    """Its name in a pipeline."""
+    settings: Settings | None = None
+    """None if they cannot be read."""
+    findings: list[Finding] = field(default_factory=list)
+    previews: list[Preview] = field(default_factory=list)
+    needs: dict[str, float] = field(default_factory=dict)
+    """Bytes: `memory` of a training rank, `disk` of checkpoints; and `parameters`."""
+    here: list[str] = field(default_factory=list)
+    """What this machine has, and the servers and the cluster that answered."""
+    tokenizer: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The policy's, as in config.json; empty if it is not here."""
+    vocab_size: int | None = None
+    """The tokenizer's, which a fresh model takes."""
+
+    def wrong(self, texts: Iterable[str], key: str = "", *, problem: bool = True) -> None:
+        """Add findings that are new; without `key`, their own. An error that lists several is several."""
+        keys = {leaf.key for leaf in leaves(self.settings)} if self.settings is not None else set()
+        single = (line for text in texts for line in _single(text))
+        for text in single:
+            if any(text.removeprefix("data.") == before.text.removeprefix("data.") for before in self.findings):
+                continue
+            told = UNKNOWN.match(text)
+            named = (word for word in re.findall(r"[a-z_]+(?:\.\w+)*", text) if word in keys)
+            own = told[1] if told else key or next(named, "")
+            self.findings.append(Finding(key=own, text=text, problem=problem))
+
+    def doubt(self, texts: Iterable[str], key: str = "") -> None:
+        self.wrong(texts, key, problem=False)
+
+    @contextmanager
+    def asking(self, key: str) -> Iterator[None]:
+        """Turn an error meant for people, raised inside, into a problem."""
+        try:
+            yield
+        except ERRORS as error:
+            self.wrong([str(error)], key)
+
+
+def _single(text: str) -> list[str]:
+    """Return the sentences of an error that lists several, or its text."""
+    head, *listed = text.split("\n  - ")
+    return listed if listed and head.startswith("the settings cannot be used") else [text]
+
+
+def preflights(
+    recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None
+) -> list[Preflight]:
+    """Return what is found about a recipe: one preflight, or one for each stage of a pipeline."""
+    try:
+        given = {} if recipe is None else dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+        if "stages" in given:
+            return _of_pipeline(given, overrides)
+    except SettingsError as error:
+        return [Preflight(findings=[Finding(key="", text=str(error), problem=True)])]
+    return [preflight(given, overrides, method=method)]
+
+
+def _of_pipeline(given: Mapping[str, Any], overrides: Sequence[str]) -> list[Preflight]:
+    settings = load_pipeline(given, overrides)
+    folder = Path(settings.output) / settings.name
+    found: dict[str, Preflight] = {}
+    written = 0.0
+    for name, recipe in recipes_of(settings, folder, made=to_come):
+        try:
+            one = preflight(placed(settings, folder, name, recipe), (), stages=found, written=written)
+        except SettingsError as error:
+            one = Preflight(findings=[Finding(key="", text=str(error), problem=True)])
+        one.stage = name
+        written += one.needs.get("disk", 0.0)
+        found[name] = one
+    return list(found.values())
+
+
+def preflight(
+    recipe: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    method: str | None = None,
+    stages: Mapping[str, Preflight] | None = None,
+    written: float = 0.0,
+) -> Preflight:
+    """Return what is found about one run. `stages` are those before it, whose models are still to come, and `written`
+    the bytes that they will have written."""
+    found = Preflight()
+    try:
+        found.settings, problems = drafted(recipe, overrides, method=method)
+    except ERRORS as error:
+        found.wrong([str(error)])
+        return found
+    found.wrong(problems)
+    if mistyped(found.settings):
+        return found
+    found.wrong(told for told in wrong(found.settings) if told not in problems)
+    found.doubt(f"{found.settings.method} does not use {told}" for told in unused(found.settings))
+    found.doubt(left_over(recipe, overrides), "data.validation")
+    _models(found, found.settings, stages or {})
+    _data(found, found.settings)
+    _sizes(found, found.settings, written)
+    _places(found, found.settings)
+    _others(found, found.settings)
+    return found
+
+
+def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> None:
+    """Check that the folders of models exist, and read the policy's configuration."""
+    named = {"model.path": s.model.path, "reference.path": s.reference.path, "critic.path": s.critic.path}
+    named["model.tokenizer"] = s.model.tokenizer
+    named |= {f"rewards.{n}.path": one.path or None for n, one in enumerate(s.rewards) if one.kind == "judge"}
+    for key, path in named.items():
+        if path is not None and not path.startswith("<"):
+            with found.asking(key):
+                if not _is_here(path):
+                    found.doubt([f"{key}={path} is not a folder here: the run will fetch it"], key)
+    before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
+    if before is not None:
+        found.tokenizer, found.config = s.model.tokenizer or before.tokenizer, before.config
+        return
+    found.config = s.model.config
+    with found.asking("model.path"):
+        if s.model.path is not None and at_home(s.model.path).is_dir():
+            found.config = folder_config(local_folder(s.model.path))
+            if "Classification" in str(found.config.get("architectures")) and "judge" not in s.objective.losses():
+                raise SettingsError(f"model.path={s.model.path} is a reward or value model: give its policy")
+    tokenizer = s.model.tokenizer or s.model.path
+    if tokenizer is not None and at_home(tokenizer).is_dir():
+        found.tokenizer = tokenizer
+
+
+def _is_here(path: str) -> bool:
+    """True if a model's folder is here, False for an address or hub id. Raises FileNotFoundError for a path without a
+    folder."""
+    if at_home(path).is_dir():
+        return local_folder(path).is_dir()
+    if is_address(path):
+        Address(path)
+        return False
+    refuse_absent(path)
+    return False
+
+
+def _data(found: Preflight, s: Settings) -> None:
+    """Read the first rows of every source, and check that the models have room for them."""
+    if not found.tokenizer:
+        return
+    with found.asking("data"):
+        given = {"train": s.data.fed, "validation": s.data.apart}
+        missing = [name for value in given.values() for name in absent(value)]
+        far = [name for value in given.values() for name in value if fetched(name) and name not in missing]
+        found.doubt(
+            [f"{name} is not a file here: `datasets` will load it; its rows were not checked" for name in far], "data"
+        )
+        here = {k: [one for one in v if one not in (*far, *missing)] for k, v in given.items()}
+        tokenizer = load_tokenizer(found.tokenizer, tried=False)
+        found.vocab_size = len(tokenizer)
+        if not any(here.values()):
+            return
+        path = s.model.path
+        ends = end_ids(path) if path is not None and at_home(path).is_dir() else ()
+        whole = DataSettings(train=here["train"], validation=here["validation"])
+        sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
+        looked = replace(whole, **{key: getattr(s.data, key) for key in sound})
+        refers = check_reference(s.rewards)
+        found.previews = list(previewed(looked, s.objective.data, tokenizer, ends, rows=ROWS, refers=refers))
+        for preview in found.previews:
+            _rows(found, s, preview)
+        found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")
+        if s.samples:
+            _functions(found, s, [item for one in found.previews for item in one.items])
+        _room(found, s, tokenizer)
+        if (
+            s.data.stream == 0
+            and not any(one.problem for one in found.previews)
+            and len(here["train"]) == len(s.data.fed)
+        ):
+            found.doubt(few_steps(s, _steps(s)), "train.epochs")
+
+
+def _steps(s: Settings) -> int:
+    """Estimate an offline run's steps from the number of rows, as far as they are few."""
+    share = 1 - s.data.percent / 100
+    most = math.ceil((FEW * s.train.batch_size / s.train.epochs + s.data.prompts) / share) + 1
+    most = most if s.data.limit is None else min(most, s.data.limit)
+    rows = sum(1 for name in s.data.fed for _ in islice(scan_rows(name, split=s.data.split_of(name)), most))
+    kept = rows * share - s.data.prompts
+    return max(1, round(s.train.epochs * math.ceil(kept / s.train.batch_size)))
+
+
+def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
+    """Report what is odd about the first rows of a source."""
+    report, key = preview.report, f"data.{preview.report.role}"
+    if preview.problem:
+        found.wrong([f"{report.source}: {preview.problem.removeprefix(f'{report.source}: ')}"], key)
+        return
+    bad = [f"bad row {told}" for told in report.bad_examples]
+    if report.bad_rows > s.data.bad_rows:
+        more = f"Correct the row, or set data.bad_rows above {s.data.bad_rows}"
+        found.wrong([f"{told} {more}" for told in bad], key)
+    else:
+        found.doubt(bad, key)
+    of = f"of the first {report.read} rows of {report.source}"
+    for reason, count in (*report.dropped.items(), *report.pairs_dropped.items()):
+        found.doubt([f"{count} {of} would be left out: {reason}"], key)
+    cut = {"prompts": report.truncated_prompts, "answers": report.truncated_completions}
+    found.doubt([f"{count} {what} {of} would be cut to fit" for what, count in cut.items() if count], "data.max_tokens")
+    found.doubt([f"{report.source}: {what}: {count} {of}" for what, count in report.noted.items()], key)
+    if report.unread:
+        found.doubt([f"{report.source}: columns that are not read: {', '.join(report.unread)}"], key)
+
+
+def _functions(found: Preflight, s: Settings, prompts: Sequence[Prompt]) -> None:
+    """Call each reward function for the first prompts, with their references as answers."""
+    for number, given in enumerate(s.rewards if prompts else ()):
+        if given.kind not in {*KINDS} - {"function"}:
+            with suppress(*ERRORS):  # of a function that is not there, which is told
+                reward = function_reward(replace(given, deadline=min(given.deadline, PATIENCE)))
+                assert isinstance(reward, FunctionReward)
+                problems, doubts = reward.tried(prompts)
+                found.wrong(problems, f"rewards.{number}")
+                found.doubt(doubts, f"rewards.{number}")
+
+
+def _room(found: Preflight, s: Settings, tokenizer: Any) -> None:
+    """Check that rows and vocabulary fit the models."""
+    config = _decoder(found)
+    longest = longest_of(s, s.objective, max((one.longest for one in found.previews), default=0))
+    limit = s.data.max_prompt_tokens if s.objective.online else s.data.max_tokens
+    most = longest_of(s, s.objective, limit)
+    if config is not None:
+        room = config.max_positions
+        found.wrong(unfit := longest.unfit("the model", room), "data.max_tokens")
+        if not unfit and most.tokens > room:
+            told = f"rows may take up to {most.tokens} tokens by these settings, and the model has room for {room}"
+            found.doubt([f"{told}: a longer row than the first ones would end the start"], "data.max_tokens")
+        with found.asking("runtime.mesh"):
+            check_mesh(config, Mesh(**s.runtime.axes))
+        if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
+            with found.asking("runtime.mesh"):
+                check_tensor(config, Mesh(tensor=s.runtime.rollout_width))
+        if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
+            told = f"the tokenizer's ids reach {largest}, the model's vocab_size is {config.vocab_size}"
+            found.wrong([f"{told}: give its own tokenizer, or a fresh model of at least that size"], "model.tokenizer")
+    if s.samples:
+        present = [reward for reward in s.rewards if reward.kind == "judge" and at_home(reward.path).is_dir()]
+        with found.asking("rewards"):
+            found.wrong(unlike_judges(replace(s, rewards=present), tokenizer, longest), "rewards")
+
+
+def _decoder(found: Preflight) -> DecoderConfig | None:
+    """Return the policy's sizes; None if the family is not native, or nothing is known."""
+    sized = {} if found.vocab_size is None else {"vocab_size": found.vocab_size}
+    try:
+        return read_config(sized | dict(found.config)) if found.config else None
+    except (UnsupportedError, ValueError):  # the latter is reported with the settings
+        return None
+
+
+def _sizes(found: Preflight, s: Settings, written: float) -> None:
+    """Compare the memory and disk that the run takes with what the machine has."""
+    config = _decoder(found)
+    if config is None:
+        return
+    parts = needs.memory(config, s)
+    found.needs = {"parameters": config.parameters, "memory": sum(parts.values()), "disk": needs.disk(config, s)}
+    if s.runtime.address is None:
+        found.wrong(machine.about_memory(parts, s), "model")
+        found.doubt(machine.tight_memory(parts, s), "learn.micro_tokens")
+    found.wrong(machine.about_disk(found.needs["disk"] + written, Path(s.output)), "save.keep")
+
+
+def _places(found: Preflight, s: Settings) -> None:
+    """Check the run's folder, and the run that it replays or resumes."""
+    if s.name is not None:
+        found.wrong(folder_taken(s), "name")
+        with found.asking("resume"):
+            refuse_another(s, Path(s.output) / s.name)
+    with found.asking("output"):
+        check_writable(Path(s.output).absolute())
+    with found.asking("rollout.replay"):
+        open_record(s)
+
+
+def _others(found: Preflight, s: Settings) -> None:
+    """Check the machine's devices and cores, the reward servers and the cluster."""
+    found.here.append(machine.described(s))
+    found.wrong(machine.about_devices(s))
+    found.doubt(machine.crowded(s), "threads")
+    if any(reward.kind == "http" for reward in s.rewards) and s.samples:
+        from plaudit.rewards.remote import check_servers
+
+        for number, reward in enumerate(s.rewards):
+            if reward.kind == "http":
+                with found.asking(f"rewards.{number}.urls"):
+                    quick = replace(reward, timeout=min(reward.timeout, PATIENCE))
+                    silent = asyncio.run(check_servers(quick))
+                    found.doubt(silent, f"rewards.{number}.urls")
+                    found.here.append(f"{len(reward.urls) - len(silent)} of {len(reward.urls)} reward servers answer")
+    with found.asking("runtime.address"):
+        check_cluster(s.runtime)
+        if s.runtime.address is not None:
+            found.here.append(f"the cluster at {s.runtime.address} answers")
