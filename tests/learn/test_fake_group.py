@@ -43,7 +43,7 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
 
 
 def made(name: str, mesh: Mesh) -> Decoder:
-    """This rank's part: as `executor.trainer.Trainer` makes it."""
+    """This rank's part: as `executors.trainer.Trainer` makes it."""
     replicas = mesh.replicas if mesh.pipeline == 1 else 1
     axes = Axes.along(Together(CPU), mesh, device=CPU, timeout=60.0, replicas=replicas)
     model = Decoder.empty(

@@ -117,7 +117,7 @@ def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_pat
         (tmp_path / f"call{number}.py").write_text(TYPED.format(call=call))
     config = Path(__file__).parents[2] / "pyproject.toml"
     files = [str(tmp_path / f"call{number}.py") for number in range(len(calls))]
-    files += [str(config.parent / "src/plaudit/runtime" / name) for name in ("worker group.py", "worker.py")]
+    files += [str(config.parent / "src/plaudit/runtime" / name) for name in ("worker_group.py", "worker.py")]
     options = ["--follow-imports", "skip", "--cache-dir", str(tmp_path)]  # all other files take minutes
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), *options, *files]
     told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=config.parent).stdout

@@ -1,6 +1,6 @@
 """The ranks of a run under Ray: those that train the policy, and those of models with processes of their own.
 
-    settings -> RankGroup, ... -> a bundle for each rank -> started, joined -> a worker group for each group
+    settings -> RankGroup, ... -> a bundle for each rank -> started, joined -> a worker group of each
 
 Left out: room for them, and what follows a loss (`ray.py`).
 """

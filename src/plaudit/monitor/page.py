@@ -1,7 +1,7 @@
 """A run's page: a file that a browser reloads, with progress, curves, and the processes of the run.
 
     records of the steps -> Curves
-    Curves, processes (processes and their states) -> page -> page.html
+    Curves, processes and their states -> page -> page.html
 
 It needs no server and so opens no port. Left out: samples and other details of a step (`plaudit monitor --serve`).
 """

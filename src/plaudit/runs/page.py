@@ -1,6 +1,6 @@
 """Keep a run's page up to date: after a step, but at most every few seconds, and when the run ends.
 
-executor -> processes (every process, the version it samples with, lost workers) -> monitor/page.py -> page.html
+executor -> every process, the version it samples with, lost workers -> monitor/page.py -> page.html
 """
 
 from __future__ import annotations

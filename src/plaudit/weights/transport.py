@@ -1,6 +1,6 @@
 """Moves a version's weights from the training ranks to rollout workers in other processes.
 
-    Transport.pack(worker group, version) -> Shipment, in parcels, one at each rank that gives some of the weights
+    Transport.pack(worker_group, version) -> Shipment, in parcels, one at each rank that gives some of the weights
              -> deliver(workers) -> what each confirmed, or how it was lost
 
     Store       through the object store: a node's workers read one copy in shared memory
