@@ -163,7 +163,7 @@ def do(job: Job, number: int, world: int) -> None:
     dist.barrier()
     found = json.loads(out.read_text())
     learner = model_of(job, axis=Axis(number, world))
-    for name, groups in (("one", job["answers"]), ("worker group", found["first"])):
+    for name, groups in (("one", job["answers"]), ("group", found["first"])):
         scored[name] = learned(learner, groups, job["prompts"])
     if number == 0:
         out.write_text(json.dumps(found | {"scored": scored}))

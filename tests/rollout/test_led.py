@@ -50,7 +50,7 @@ def job_of(kind: str, world: int, root: Path) -> Job:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[tuple[str, int], Job]:
-    root = tmp_path_factory.mktemp("worker group")
+    root = tmp_path_factory.mktemp("group")
     made = {(kind, world): job_of(kind, world, root) for kind, world in CASES}
     for size in (2, 4):
         folder = root / str(size)
@@ -152,7 +152,7 @@ def test_sampler_and_learner_agree_whatever_holds_them(kind: str, world: int, jo
     job = jobs[kind, world]
     answered = found(job)
     alone = model_of(job)
-    for sampler, groups in (("one", job["answers"]), ("worker group", answered["first"])):
+    for sampler, groups in (("one", job["answers"]), ("group", answered["first"])):
         for learner in (learned(alone, groups, job["prompts"]), answered["scored"][sampler]):
             assert 0 <= kl(groups, learner) < 1e-6
             assert kl(groups, learner, temperature=0.6) > 1e-3, "it is the log-prob that was drawn with"

@@ -131,6 +131,7 @@ def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_pa
         "def broken(completion):\n    return float(completion == answre)\n"
         "def some(completion):\n    return float(completion)\n"
         "def away(completion):\n    raise ConnectionError('nobody')\n"
+        "def slow(completion):\n    import time\n    time.sleep(60)\n"
         "def column(completions, level, **kwargs):\n    return [1.0] * len(completions)\n"
     )
     rows = tmp_path / "rows.jsonl"
@@ -145,8 +146,8 @@ def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_pa
     assert says(said("column", problem=True), "level")
     assert says(said("some", problem=False), "some fails for 1 of 2 prompts .. 'four'")
     assert says(said("away", problem=False), "nobody"), "a server may be up later"
-    assert [said(name, problem=True) for name in ("right", "some", "away")] == [""] * 3
-    assert said("right", problem=False) == ""
+    assert [said(name, problem=True) for name in ("right", "some", "away", "slow")] == [""] * 4
+    assert [said(name, problem=False) for name in ("right", "slow")] == ["", ""]
     rows.write_text('{"prompt": "q"}\n')
     assert says(said("right", problem=False), "right asks for `answer`, and no row has one")
 

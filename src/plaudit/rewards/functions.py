@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -114,7 +114,8 @@ class FunctionReward:
         return self.batch.lacking(prompts) if self.batch else ""
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
-        """Call the function for a few prompts, each with its reference as the answer. Return problems and doubts."""
+        """Call the function for a few prompts, each with its reference as the answer. Return problems and doubts. A
+        function that takes longer than its deadline is left alone."""
         if why := self.lacking(prompts):
             return [why], []
         asks = any(get is ARGUMENTS["answer"] for _, get in self.arguments)
@@ -123,8 +124,8 @@ class FunctionReward:
             f"{self.name} asks for `answer`, and no row has one of the first {len(prompts)}: it gets None"
         ] * lacks
         ended = functools.partial(Completion, tokens=(), logprobs=(), versions=(), finish=Finish.EOS)
-        calls = [self.score(prompt, [ended(text=prompt.answer or "")]) for prompt in prompts[:TRIED]]
-        scores = [score for call in calls for score in asyncio.run(call)]
+        calls = (self.score(prompt, [ended(text=prompt.answer or "")]) for prompt in prompts[:TRIED])
+        scores = list(takewhile(lambda score: score != _too_late(self.deadline), chain(*map(asyncio.run, calls))))
         failed = [score for score in scores if score.value is None and score.reason != NOT_APPLICABLE]
         if not failed:
             return [], doubts
