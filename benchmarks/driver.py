@@ -35,7 +35,7 @@ from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
-from plaudit.executors.pinned import Secures, pinned
+from plaudit.executors.pinned import Pins, pinned
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
 from plaudit.learn.watched import Seen, Watched
 from plaudit.loop.progress import Moment, Progress
@@ -149,7 +149,7 @@ class Sampled(QueuedEngine):
     _advance = _forget = _withdraw = load = lambda self, *given, **named: None  # type: ignore[assignment]
 
 
-class Learns(Watched, Secures):
+class Learns(Watched, Pins):
     """A rank that has learned as soon as it is asked, and keeps what it saw."""
 
     def prepare(self, batch: Batch) -> float:

@@ -29,7 +29,7 @@ ROOMS = {
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
         1095,
-        "paths, plugins, visible text, late imports, requests; settings; ends (60); addresses (95); bounds (185)",
+        "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); bounds (185)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -46,11 +46,11 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4680,
+        4690,
         "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        2965,
+        2970,
         "rules, functions, tried before a run (30), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
@@ -71,12 +71,12 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2695,
+        2700,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (2030, "figures of models that are no figures of a run"),
     "settings": (
-        2600,
+        2610,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "executors": (
@@ -84,7 +84,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, groups (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2535,
+        2540,
         "a run from settings to folder, pipelines, records; what is wrong before it; plan (35); given rows (175)",
     ),
     "plan": (

@@ -232,7 +232,7 @@ def circles(root: Path) -> list[str]:
 
 
 def one_executor(root: Path) -> list[str]:
-    """Only the executor's own room names a kind of executor; `Executor` answers what others would test for."""
+    """Only the executors' own room names a kind of executor; `Executor` answers what others would test for."""
     return [
         f"{path}:{imported.line}: imports {imported.name}, give its answer to `Executor` in executors/base.py"
         for path, source in sources(root).items()

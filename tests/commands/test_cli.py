@@ -85,11 +85,18 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
     assert "error: there is no method 'pp0'; did you mean ppo?" in done.output
 
 
+def test_rows_in_place_of_a_recipe_are_answered_with_init(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "completion": "a"}\n')
+    assert says(plaudit("sft", tmp_path / "rows.jsonl").output, "has rows .. no recipe .. init METHOD")
+    (tmp_path / "sft.yaml").touch()
+    assert f"did you mean {tmp_path}/sft.yaml?" in plaudit("sft", tmp_path / "sft.yml").output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["sft", "absent.yaml"], "no recipe absent.yaml"),
-        (["sft", "rows.jsonl"], "has rows .. no recipe .. METHOD rows.jsonl"),
+        (["sft", "absent.jsonl"], "no recipe absent.jsonl"),
         (["grpo", "--serve", "x.yaml"], "it is one of `plaudit monitor`"),
         (["init", "sft", "absent.jsonl"], "data.train: there is no absent.jsonl"),
         (["sft", "train.stepps=3"], "train.stepps .. mean train.steps"),

@@ -51,7 +51,9 @@ def test_every_contradiction_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_do_and_unknown_kinds_are_refused() -> None:
-    for given, needed in (({"model": "m/m"}, "set prompts"), ({"judge": "j/j"}, "set preferences"), ({}, "set model")):
+    pairs = {"model": "m/m", "preferences": "rows"}
+    each = (pairs, "set judge or"), ({"model": "m/m"}, "set prompts"), ({"judge": "j/j"}, "set preferences")
+    for given, needed in (*each, ({}, "set model")):
         with pytest.raises(ValueError, match=f"nothing to evaluate: {needed}"):
             EvaluationSettings(**given).check()
     with pytest.raises(ValueError, match=r"kinds=\['kld'\]"):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from plaudit.executors.pinned import Secures, pinned
+from plaudit.executors.pinned import Pins, pinned
 from plaudit.runtime.worker import AnswersLost
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 from plaudit.types.distant import Distant
@@ -28,7 +28,7 @@ class Rank:
     """A handle on a rank in this process."""
 
     def __init__(self) -> None:
-        self.rank, self.calls = Secures(), 0
+        self.rank, self.calls = Pins(), 0
 
     async def call(self, method: Any, sources: Sequence[Any]) -> Any:
         self.calls += 1
@@ -43,10 +43,10 @@ def group(index: int, source: Kept | None) -> Group:
 
 
 def test_a_rank_holds_what_is_left_until_the_next_step() -> None:
-    rank = Secures()
-    assert rank.secure([Kept(7), Kept(8, lost=True), Kept(9)]) == [1]
+    rank = Pins()
+    assert rank.pin([Kept(7), Kept(8, lost=True), Kept(9)]) == [1]
     assert [one and one["tokens"] for one in rank._pinned] == [[7], None, [9]]
-    assert rank.secure([Kept(5)]) == []
+    assert rank.pin([Kept(5)]) == []
     assert [one and one["tokens"] for one in rank._pinned] == [[5]]
 
 

@@ -154,7 +154,7 @@ def test_a_second_signal_acts_as_ever() -> None:
     try:
         with pytest.raises(KeyboardInterrupt) as second:
             twice()
-        assert said == ["SIGINT: the run ends after this step, saved; a second one ends it at once"]
+        assert said == ["SIGINT: the run ends once its last step is saved; a second one ends it at once"]
         assert "resume=latest continues from there" in second.value.__notes__[0]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -477,7 +477,7 @@ def test_what_does_not_end_is_ended(outside: dict[str, Any]) -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    def jails() -> list[str]:
+    def sandboxes() -> list[str]:
         found = []
         for line in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -488,17 +488,17 @@ def test_nothing_is_left_behind() -> None:
                 found.append(line.parent.name)
         return found
 
-    before = jails()
+    before = sandboxes()
     scored(FORGERIES["deaf"], tests=["assert f(1)"], options={"seconds": 1, "wait": 2})
     scored(FORGERIES["sleep"], tests=["assert f(1)"], options={"seconds": 1, "wait": 2})
-    until(lambda: set(jails()) <= set(before), "what it started ends")
+    until(lambda: set(sandboxes()) <= set(before), "what it started ends")
     code = (
         "import asyncio, os, threading\nfrom plaudit.rewards.sandbox import CodeOptions, _run\n"
         "threading.Timer(1.0, os._exit, (1,)).start()\n"
         "asyncio.run(_run({'role': 'program', 'code': 'import time\\ntime.sleep(1000)'}, CodeOptions()))"
     )
     subprocess.run([sys.executable, "-c", code], timeout=240, check=False)
-    until(lambda: set(jails()) <= set(before), "a run that is killed takes them with it")
+    until(lambda: set(sandboxes()) <= set(before), "a run that is killed takes them with it")
 
 
 # --- runs

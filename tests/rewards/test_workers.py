@@ -168,14 +168,14 @@ class WorkerGroup(SumWorker):
 
     async def call(self, method: Any, *arguments: Any) -> Any:
         self.asked.append(method.__name__)
-        if method is Scores.secure:
+        if method is Scores.pin:
             return self.lacking(arguments[0], 3)
         if method is Scores.of_distant:
             return [float(sum(one)) for one in values(arguments[0])]
         return await super().call(method, *arguments)
 
     async def second(self, method: Any, sources: Any) -> list[int]:
-        assert method is Scores.secure
+        assert method is Scores.pin
         return self.lacking(sources, 5)
 
     def lacking(self, sources: Any, lost: int) -> list[int]:
@@ -205,7 +205,7 @@ def test_a_lost_answer_fails_whoever_asked_about_it_and_nobody_else() -> None:
     third, fourth, fifth, sixth = asyncio.run(run())
     assert isinstance(third, AnswersLost) and isinstance(fifth, AnswersLost)
     assert [score.value for score in fourth] == [7.0, 2.0] and [score.value for score in sixth] == [9.0, 2.0]
-    assert judge.asked == ["secure", "of_distant", "secure"] and not lost
+    assert judge.asked == ["pin", "of_distant", "pin"] and not lost
 
 
 def test_workers_need_a_runtime_with_processes(make_recipe: Callable[..., Any], tmp_path: Path) -> None:

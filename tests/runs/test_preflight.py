@@ -124,7 +124,9 @@ def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None
     assert found(recipe).previews, "rows are rendered with the tokenizer that is there"
 
 
-def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_reward_functions_are_called_before_a_run(
+    recipe: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the references as answers, which a function should be able to read."""
     (tmp_path / "mine.py").write_text(
         "def right(completion, answer):\n    return float(completion == answer)\n"
@@ -132,6 +134,7 @@ def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_pa
         "def some(completion):\n    return float(completion)\n"
         "def away(completion):\n    raise ConnectionError('nobody')\n"
         "def slow(completion):\n    import time\n    time.sleep(60)\n"
+        "def tokens_too(completion, tokens):\n    print('hello')\n    return tokens[-1] / len(completion.split())\n"
         "def column(completions, level, **kwargs):\n    return [1.0] * len(completions)\n"
     )
     rows = tmp_path / "rows.jsonl"
@@ -146,8 +149,11 @@ def test_reward_functions_are_called_before_a_run(recipe: dict[str, Any], tmp_pa
     assert says(said("column", problem=True), "level")
     assert says(said("some", problem=False), "some fails for 1 of 2 prompts .. 'four'")
     assert says(said("away", problem=False), "nobody"), "a server may be up later"
-    assert [said(name, problem=True) for name in ("right", "some", "away", "slow")] == [""] * 4
-    assert [said(name, problem=False) for name in ("right", "slow")] == ["", ""]
+    assert [said(name, problem=True) for name in ("right", "some", "away", "slow", "tokens_too")] == [""] * 5
+    assert [said(name, problem=False) for name in ("right", "slow", "tokens_too")] == [""] * 3
+    ((_, absent),) = told(found(recipe | {"rewards": [f"{tmp_path}/mine.py:absent"]}))
+    assert says(absent, "rewards.0 .. absent"), "and the report goes on"
+    assert "hello" not in capsys.readouterr().out
     rows.write_text('{"prompt": "q"}\n')
     assert says(said("right", problem=False), "right asks for `answer`, and no row has one")
 

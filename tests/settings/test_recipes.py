@@ -16,7 +16,7 @@ from told import says
 from plaudit import load_pipeline
 from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.rewards.settings import RewardSettings
-from plaudit.runs.pipeline import PipelineSettings
+from plaudit.runs.pipeline import PipelineSettings, recipes_of, to_come
 from plaudit.settings.recipes import load_settings, load_tree, parse_override, read_settings, read_yaml
 from plaudit.settings.tree import Settings, SettingsError
 
@@ -199,7 +199,7 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
     assert "there is no recipe" in refused(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
     assert "cannot be read as settings" in refused(tmp_path / "binary.yaml")
-    assert "mean binary.yaml?" in refused(tmp_path / "binary.yml")
+    assert f"mean {tmp_path}/binary.yaml?" in refused(tmp_path / "binary.yml")
     assert "is a folder, not a recipe" in refused(tmp_path)
     (tmp_path / "settings.yaml").touch()
     assert f"are {tmp_path}/settings.yaml" in refused(tmp_path)
@@ -219,6 +219,14 @@ def test_rewards_are_given_by_name(tmp_path: Path) -> None:
     rewards = [RewardSettings(kind="exact_match"), RewardSettings(kind="function", function=names[1])]
     assert read_settings({"method": "grpo", "rewards": names}, ()).rewards == rewards
     assert read_settings({"method": "grpo"}, [f"rewards=[{','.join(names)}]"]).rewards == rewards
+    for given_, override in (
+        ({"stages": {"grpo": {"rewards": names}}}, ()),
+        ({"stages": {"grpo": {}}, "shared": {"rewards": names}}, ()),
+        ({"stages": {"grpo": {}}}, [f"grpo.rewards=[{','.join(names)}]"]),
+    ):
+        ((_, stage),) = recipes_of(load_pipeline(given_, override), tmp_path, made=to_come)
+        assert [one["kind"] for one in stage["rewards"]] == ["exact_match", "function"]
+    assert load_pipeline({"stages": {"grpo": {}}, "evaluation": {"rewards": names}}).evaluation.rewards == rewards  # type: ignore[union-attr]
     assert load_tree(EvaluationSettings, {"rewards": names}).rewards == rewards
     assert load_tree(EvaluationSettings, {}, [f"rewards=[{','.join(names)}]"]).rewards == rewards
 

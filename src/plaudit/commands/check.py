@@ -68,8 +68,9 @@ def lines(one: Preflight) -> Iterator[str]:
     for preview in one.previews:
         report = preview.report
         read = ", ".join(f"{count} as {name}" for name, count in report.dialects.items())
-        which = f"all {report.read}" if 0 < report.read < ROWS else f"the first {ROWS}" if report.read else "no"
-        yield f"  {report.source} ({report.role}): {which} rows{', ' if report.read else ''}{read}"
+        whole = report.read < ROWS and not preview.problem and one.settings is not None and not one.settings.data.limit
+        which = f"{'all' if whole else 'the first'} {report.read} rows, {read or 'none of them read'}"
+        yield f"  {report.source} ({report.role}): {which if report.read else 'no rows'}"
         for item in preview.rows:
             yield from (f"    {'or ' if number else ''}{row_line(row)}" for number, row in enumerate(item))
     if one.needs:

@@ -7,6 +7,7 @@ Leaves out files (`read.py`) and tokens (`tokenize.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -178,7 +179,9 @@ def _override(fields: Fields, kind: str) -> str:
 
     def renamed(dialect: Dialect) -> tuple[list[str], list[str], dict[str, str]]:
         lacking = [entry.split("|")[0] for entry in dialect.needs if not any(map(fields.has, entry.split("|")))]
-        free = [str(name) for name in fields.row if str(name) not in dialect.read_of(fields)]
+        taken, kinds = dialect.read_of(fields), (str, list, bool, int)[: 4 if kind == JUDGEMENT else 2]
+        there = [str(name) for name, value in fields.row.items() if isinstance(value, kinds) and fields.has(str(name))]
+        free = [name for name in there if name not in taken]
         return lacking, free, {name: near[0] for name in lacking if (near := get_close_matches(name, free, n=1))}
 
     def cost(dialect: Dialect) -> tuple[int, int]:
@@ -190,6 +193,9 @@ def _override(fields: Fields, kind: str) -> str:
     lacking, free, named = renamed(min(ours, key=cost))
     if len(free) == len(lacking):
         named = dict(zip(lacking, free, strict=True)) | named
+    if not lacking or any(re.search(r"['\"\\]", name) for name in named.values()):
+        return ""
+    named = {ours: name if re.fullmatch(r"[\w.]+", name, re.ASCII) else f'"{name}"' for ours, name in named.items()}
     if not free or len({*named.values()}) < len(named):
         return f"The row lacks {' and '.join(lacking)}."
     pairs = ", ".join(f"{name}: {named.get(name, 'COLUMN')}" for name in lacking)

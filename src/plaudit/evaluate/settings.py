@@ -219,9 +219,10 @@ class EvaluationSettings(MeasureSettings):
             if kind in KINDS and (lacking := self.lacking(kind)):
                 yield f"kinds has {kind}, which needs {' and '.join(lacking)}"
         if not self.chosen():
-            needed = "prompts, demonstrations or preferences" if self.model or not self.judge else "preferences"
-            whose = "" if self.model or self.judge else "model (or judge) and "
-            yield f"kinds: nothing to evaluate: set {whose}{needed}"
+            needed = "prompts, demonstrations or preferences" if self.model else "preferences, or model and prompts"
+            needed = needed if self.model or self.judge else "model and prompts, or judge and preferences"
+            needed = " and ".join(self.lacking("preference")) if self.given("preferences") else needed
+            yield f"kinds: nothing to evaluate: set {needed}"
         if "kl" in self.kinds and not self.sampling.whole:
             yield f"sampling: kl {WHOLE}"
         models = {"model": self.model, "reference": self.reference, "other": self.other, "judge": self.judge}

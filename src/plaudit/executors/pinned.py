@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray_worker import RayWorker
 
 
-class Secures:
+class Pins:
     """A rank or a judge, as far as answers of other nodes go."""
 
     _pinned: Sequence[Columns | None] = ()
 
-    def secure(self, sources: Sequence[Source]) -> list[int]:
+    def pin(self, sources: Sequence[Source]) -> list[int]:
         """Fetch the columns of some sources, and hold them until the next call: while a process of a node uses them,
         its store keeps them. Return the numbers of those that are lost."""
         self._pinned = ()
@@ -43,14 +43,14 @@ def _fetched(source: Source) -> Columns | None:
         return None
 
 
-async def pinned(ranks: Sequence[RayWorker[Secures]], groups: Sequence[Group]) -> list[int]:
+async def pinned(ranks: Sequence[RayWorker[Pins]], groups: Sequence[Group]) -> list[int]:
     """Let these ranks hold the groups' answers, each a part. Return the numbers of those that are lost."""
     found = [(number, source) for number, group in enumerate(groups) if (source := _source(group)) is not None]
     if not found:
         return []
     dealt = [found[first :: len(ranks)] for first in range(len(ranks))]
     asked = zip(ranks, dealt, strict=True)
-    lost = await together(rank.call(Secures.secure, [source for _, source in part]) for rank, part in asked)
+    lost = await together(rank.call(Pins.pin, [source for _, source in part]) for rank, part in asked)
     return sorted(part[which][0] for part, own in zip(dealt, lost, strict=True) for which in own)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from plaudit.compute.axis import Axis
 from plaudit.evaluate.judge import Judge
-from plaudit.executors.pinned import Secures
+from plaudit.executors.pinned import Pins
 from plaudit.executors.trainer import dtype_of, initial_model
 from plaudit.learn.ranks import join
 from plaudit.learn.tensor import Cut
@@ -102,7 +102,7 @@ class RolloutProcess(Part, RolloutWorker):
         RolloutWorker.__init__(self, engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
-class Judging(Secures):
+class Judging(Pins):
     """The process of a judge."""
 
     def __init__(self, judge: Judge):

@@ -26,7 +26,7 @@ from plaudit.executors.base import Plan
 from plaudit.executors.collected import Node
 from plaudit.executors.following import Followed
 from plaudit.executors.mirrored import Mirrored
-from plaudit.executors.pinned import Secures
+from plaudit.executors.pinned import Pins
 from plaudit.executors.publisher import Publisher
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
@@ -333,7 +333,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer, Node, Mirrored, Followed, Secures):
+class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):

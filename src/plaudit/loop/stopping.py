@@ -55,10 +55,11 @@ def stop_signals(say: Callable[[str], None] = lambda text: None) -> Iterator[lis
 
     def note(signum: int, frame: Any) -> None:
         received.append(signum)
-        with suppress(RuntimeError):  # it came while a line was written
-            say(f"{signal.Signals(signum).name}: the run ends after this step, saved; a second one ends it at once")
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if number == HANGUP else handler)
+        with suppress(RuntimeError, OSError):  # it came while a line was written, or nobody reads
+            again = "" if signum == HANGUP else "; a second one ends it at once"
+            say(f"{signal.Signals(signum).name}: the run ends once its last step is saved{again}")
 
     with _heard(note) as previous:
         try:

@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -114,25 +114,33 @@ class FunctionReward:
         return self.batch.lacking(prompts) if self.batch else ""
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
-        """Call the function for a few prompts, each with its reference as the answer. Return problems and doubts. A
-        function that takes longer than its deadline is left alone."""
+        """Call the function for a few prompts, each with its reference, or else its own text, as the answer. Return
+        problems and doubts. A function that takes longer than its deadline is left alone."""
         if why := self.lacking(prompts):
             return [why], []
-        asks = any(get is ARGUMENTS["answer"] for _, get in self.arguments)
-        lacks = asks and not any(prompt.answer for prompt in prompts)
-        doubts = [
-            f"{self.name} asks for `answer`, and no row has one of the first {len(prompts)}: it gets None"
-        ] * lacks
-        ended = functools.partial(Completion, tokens=(), logprobs=(), versions=(), finish=Finish.EOS)
-        calls = (self.score(prompt, [ended(text=prompt.answer or "")]) for prompt in prompts[:TRIED])
-        scores = list(takewhile(lambda score: score != _too_late(self.deadline), chain(*map(asyncio.run, calls))))
+        asked = inspect.signature(self.function).parameters.get("answer")
+        needed = self.batch is None and asked is not None and asked.default is asked.empty
+        lacks = needed and "answer" not in self.options and not any(prompt.answer for prompt in prompts)
+        none = f"{self.name} asks for `answer`, and no row has one of the first {len(prompts)}: it gets None"
+        scores = asyncio.run(self._tries(prompts[:TRIED]))
         failed = [score for score in scores if score.value is None and score.reason != NOT_APPLICABLE]
-        if not failed:
-            return [], doubts
-        of = f"for {len(failed)} of {len(scores)} prompts, with their references as answers"
-        told = f"{self.name} fails {of}: {failed[0].reason}"
+        told = [
+            f"{self.name} fails for {len(failed)} of {len(scores)} prompts, with references as answers: {one.reason}"
+            for one in failed[:1]
+        ]
         sure = len(failed) == len(scores) and not any(score.transient for score in failed)
-        return ([told], doubts) if sure else ([], [*doubts, told])
+        return (told, [none] * lacks) if sure else ([], [none] * lacks + told)
+
+    async def _tries(self, prompts: Sequence[Prompt]) -> list[Score]:
+        scores: list[Score] = []
+        for prompt in prompts:
+            tokens, text, nothing = prompt.tokens, prompt.answer or prompt.text, (0,) * len(prompt.tokens)
+            answer = Completion(tokens=tokens, logprobs=nothing, versions=nothing, text=text, finish=Finish.EOS)
+            (score,) = await self.score(prompt, [answer])
+            if score == _too_late(self.deadline):
+                break
+            scores.append(score)
+        return scores
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         completions = here(completions) if self.reads_tokens else completions

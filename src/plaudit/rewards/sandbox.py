@@ -1,4 +1,4 @@
-"""The reward of kind `code`, which runs code that a model wrote. Each answer has own processes (`sandbox_child.py`).
+"""The reward of kind `code`, which runs code that a model wrote. Each has processes of its own (`sandbox_child.py`).
 
     completion -> the last ``` block -> cases:  program(stdin) -> stdout, compared here
                                         tests:  answer's process <- calls, literals -> tests' process -> letters

@@ -45,7 +45,7 @@ class Scores(Protocol):
 
     def of_distant(self, sequences: list[Tokens]) -> list[float]: ...
 
-    def secure(self, sources: Sequence[Source]) -> list[int]:
+    def pin(self, sources: Sequence[Source]) -> list[int]:
         """Fetch answers, for `of_distant`. Return the numbers of those that are lost."""
         ...
 
@@ -105,7 +105,7 @@ async def _of_distant(judge: Worker[Scores], sequences: Sequence[Tokens]) -> lis
     """Let every process of a judge fetch tokens first: if one lacked some, the others would wait for it in the pass."""
     of = [sequence.source if isinstance(sequence, Distant) else None for sequence in sequences]
     sources = [source for source in {id(source): source for source in of}.values() if source is not None]
-    found = await together(process.call(Scores.secure, sources) for process in judge.processes)
+    found = await together(process.call(Scores.pin, sources) for process in judge.processes)
     lost = {id(sources[which]) for own in found for which in own}
     there = [sequence for sequence, source in zip(sequences, of, strict=True) if id(source) not in lost]
     scores = iter(await judge.call(Scores.of_distant, there) if there else ())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit.evaluate.settings import BeforeAfterSettings
 from plaudit.settings.recipes import (
+    at_length,
     check_known,
     load_settings,
     load_tree,
@@ -78,7 +79,8 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     stages = given.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         raise SettingsError("a pipeline needs `stages`: a mapping from stage names to recipes, such as {sft: {...}}")
-    given["stages"] = {name: dict(stage or {}) for name, stage in stages.items()}
+    given["stages"] = {name: at_length(stage or {}) for name, stage in stages.items()}
+    given |= {part: at_length(given[part]) for part in ("shared", "evaluation") if given.get(part)}
     own: list[str] = []
     for text in overrides:
         override = parse_override(text)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -283,7 +284,8 @@ def _functions(found: Preflight, s: Settings, prompts: Sequence[Prompt]) -> None
     """Call each reward function for the first prompts, with their references as answers."""
     for number, given in enumerate(s.rewards if prompts else ()):
         if given.kind not in {*KINDS} - {"function"}:
-            with suppress(*ERRORS):  # of a function that is not there, which is told
+            # `wrong` tells of a function that is not there, and what one prints is no part of the report
+            with suppress(*ERRORS, TypeError, AttributeError), redirect_stdout(sys.stderr):
                 reward = function_reward(replace(given, deadline=min(given.deadline, PATIENCE)))
                 assert isinstance(reward, FunctionReward)
                 problems, doubts = reward.tried(prompts)

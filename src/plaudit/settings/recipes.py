@@ -78,19 +78,17 @@ def drafted(
 
     Raises SettingsError for a file, a method or a plugin that cannot be read at all.
     """
-    problems: list[str] = []
-    parsed = []
+    problems, parsed = list[str](), list[Override]()
     for text in overrides:
         with _collected(problems):
             parsed.append(parse_override(text))
     told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), None)
-    given = {key: _at_length(key, value) for key, value in as_ours(recipe, method or told, deepspeed).recipe.items()}
+    given = at_length(as_ours(recipe, method or told, deepspeed).recipe)
     named = told or given.get("method")
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
-    if (method := method or named) is None:
+    if not (method := str(method or named or "")):
         raise SettingsError("no method is given: add one, such as method: sft (`plaudit --help` lists them)")
-    method = str(method)
     _load_plugins(given, parsed)
     algorithm = _algorithm_class(method)
 
@@ -206,11 +204,17 @@ def _plain(value: Any) -> Any:
     return value.text if type(value).__name__ == "QuotedString" else value
 
 
+def at_length(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with its short forms written out."""
+    return {key: _at_length(key, value) for key, value in given.items()}
+
+
 def _at_length(key: str, value: Any) -> Any:
     """`runtime: ray` is short for `runtime: {kind: ray}`, and `rewards: [gsm8k]` for `rewards: [{kind: gsm8k}]`."""
-    if key == "rewards" and isinstance(value, list):
+    part, _, last = key.rpartition(".")
+    if last == "rewards" and isinstance(value, list) and not part.endswith("options"):
         return [by_name(one) if isinstance(one, str) else one for one in value]
-    return {"kind": value} if key == "runtime" and isinstance(value, str) else value
+    return {"kind": value} if last == "runtime" and isinstance(value, str) else value
 
 
 def defaults(method: str) -> Settings:
@@ -232,8 +236,8 @@ def load_tree(
     config: Any = OmegaConf.structured(template)
     text = ""
     try:
-        for text, value in given.items():
-            config = OmegaConf.merge(config, {text: _at_length(text, value)})
+        for text in given:
+            config = OmegaConf.merge(config, {text: _at_length(text, given[text])})
         for override in parsed:
             text = shortened(override.text)
             config = OmegaConf.merge(config, nested(override.key, override.value))
@@ -248,7 +252,8 @@ def load_tree(
 def recipe_of(words: Iterable[str | None]) -> tuple[str | None, list[str]]:
     """Return a recipe, if the first word is one, and the overrides. `plaudit sft data.train=...` has no recipe."""
     rest = [word for word in words if word is not None]
-    return (None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)), rest
+    none = not rest or ("=" in rest[0] and not os.path.exists(rest[0]))  # noqa: PTH110 - it may be of any length
+    return (None if none else rest.pop(0)), rest
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -66,11 +66,11 @@ def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        if FILE.search(str(path)) and not str(path).endswith(".json"):
+        if FILE.search(str(path)) and not str(path).endswith(".json") and at_home(path).is_file():
             raise UnreadableError(f"{path} has rows and is no recipe: `plaudit init METHOD {path}` writes one")
         content = read()
     except FileNotFoundError as error:
-        near = close(Path(path).name, (one.name for one in at_home(path).parent.glob("*.y*ml")))
+        near = close(str(path), (str(Path(path).with_name(one.name)) for one in at_home(path).parent.glob("*.y*ml")))
         raise SettingsError(f"there is no recipe {path}{near or '; `plaudit init METHOD` writes one'}") from error
     except IsADirectoryError as error:
         raise SettingsError(f"{path} is a folder, not a recipe{_recipe_within(at_home(path))}") from error
