@@ -45,6 +45,7 @@ RUN = {
     ("docs/extending.md", "python"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/extending.md", "yaml"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/plan.md", "python"): "commands/test_plan.py: test_python_places_a_run_too",
+    ("docs/quickstart.md", "python"): "test_quickstart.py: test_the_pages_reward_function",
     ("docs/rewards.md", "python"): "rewards/test_remote.py: examples/serving/my_server.py is asked for scores",
     ("docs/rewards.md", "yaml"): "here: test_rewards_of_the_page_are_settings",
     ("docs/switching.md", "python"): "test_docs.py: test_rewards_of_the_switching_page_call_those_of_other_systems",

@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-LINES = re.findall("^    (.+)$", re.sub(r" *\\\n +", " ", PAGE), re.MULTILINE)
+SHELL = re.sub("^```python$.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+LINES = re.findall("^    (.+)$", re.sub(r" *\\\n +", " ", SHELL), re.MULTILINE)
 ROWS = {found[1]: found[2] for line in LINES if (found := re.fullmatch(r"(my/\S+) +(\{.*\})", line))}
 """The example row of each file of one's own."""
 COMMANDS = [line for line in LINES if not line.startswith(tuple(ROWS))]
@@ -83,3 +85,10 @@ def test_the_page_from_its_first_command_to_its_last(
     assert said["generate"][0].count("Two and two? |") == 2
     assert all(figure in said["evaluate"][0] for figure in ("reward/judge", "kl/token"))
     assert list(Path("runs/grpo/evaluations").iterdir())
+
+
+def test_the_pages_reward_function() -> None:
+    (text,) = re.findall("^```python$(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    own: dict[str, Any] = {}
+    exec(text, own)
+    assert [own["near"](completion, "4") for completion in (" 4", "5", "four")] == [1.0, 0.2, 0.0]
