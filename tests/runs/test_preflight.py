@@ -109,6 +109,9 @@ def test_what_does_not_fit_the_model_is_found(recipe: dict[str, Any]) -> None:
     recipe["model"]["config"] = {**SFT["config"], "n_positions": longest}
     doubts = dict(told(found(recipe), problem=False))
     assert f"up to 128 tokens by these settings, and the model has room for {longest}" in doubts["data.max_tokens"]
+    rule = {"kind": "length", "options": {"target": 3}}
+    online = {"method": "grpo", "rewards": [rule], "rollout": {"max_tokens": 64}}
+    assert "data.max_prompt_tokens" in dict(told(found(recipe | online), problem=False))
 
 
 def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None:

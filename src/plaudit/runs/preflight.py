@@ -297,14 +297,14 @@ def _room(found: Preflight, s: Settings, tokenizer: Any) -> None:
     """Check that rows and vocabulary fit the models."""
     config = _decoder(found)
     longest = longest_of(s, s.objective, max((one.longest for one in found.previews), default=0))
-    limit = s.data.max_prompt_tokens if s.objective.online else s.data.max_tokens
-    most = longest_of(s, s.objective, limit)
+    key = "data.max_prompt_tokens" if s.objective.online else "data.max_tokens"
+    most = longest_of(s, s.objective, s.data.max_prompt_tokens if s.objective.online else s.data.max_tokens)
     if config is not None:
         room = config.max_positions
-        found.wrong(unfit := longest.unfit("the model", room), "data.max_tokens")
+        found.wrong(unfit := longest.unfit("the model", room), key)
         if not unfit and most.tokens > room:
             told = f"rows may take up to {most.tokens} tokens by these settings, and the model has room for {room}"
-            found.doubt([f"{told}: a longer row than the first ones would end the start"], "data.max_tokens")
+            found.doubt([f"{told}: a longer row than the first ones would end the start"], key)
         with found.asking("runtime.mesh"):
             check_mesh(config, Mesh(**s.runtime.axes))
         if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
