@@ -231,6 +231,14 @@ def test_rewards_are_given_by_name(tmp_path: Path) -> None:
     assert load_tree(EvaluationSettings, {}, [f"rewards=[{','.join(names)}]"]).rewards == rewards
 
 
+@pytest.mark.parametrize("part", ["stages.sft", "shared", "evaluation"])
+@pytest.mark.parametrize("value", ["hello", ["a"], 3])
+def test_a_part_of_a_pipeline_that_is_no_mapping_is_refused(part: str, value: Any) -> None:
+    recipe = {"stages": {"sft": {}}} | ({"stages": {"sft": value}} if "." in part else {part: value})
+    with pytest.raises(SettingsError, match=f"{part}=.* must be a mapping"):
+        load_pipeline(recipe)
+
+
 def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:
     given_ = {"evaluation": {"promts": "x"}, "stages": {"sft": {"anything": 1}}}
     with pytest.raises(SettingsError, match=r"evaluation\.promts; .* evaluation.prompts"):

@@ -28,6 +28,7 @@ from plaudit.settings.recipes import (
 )
 from plaudit.settings.tree import Settings, SettingsError, to_plain
 from plaudit.support import plugins
+from plaudit.support.fields import shown
 from plaudit.support.paths import at_home
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     stages = given.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         raise SettingsError("a pipeline needs `stages`: a mapping from stage names to recipes, such as {sft: {...}}")
-    given["stages"] = {name: at_length(stage or {}) for name, stage in stages.items()}
-    given |= {part: at_length(given[part]) for part in ("shared", "evaluation") if given.get(part)}
+    given["stages"] = {name: _part(f"stages.{name}", stage) for name, stage in stages.items()}
+    given |= {part: _part(part, given[part]) for part in ("shared", "evaluation") if given.get(part)}
     own: list[str] = []
     for text in overrides:
         override = parse_override(text)
@@ -99,6 +100,13 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
         check_known(name, stages, what="stage")
     settings.output = str(at_home(settings.output))
     return settings
+
+
+def _part(name: str, given: Any) -> dict[str, Any]:
+    """A part's settings, or none. Raises SettingsError for what is no mapping."""
+    if not isinstance(given or {}, Mapping):
+        raise SettingsError(f"{name}={shown(given)} must be a mapping of settings")
+    return at_length(given or {})
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -240,11 +240,8 @@ def _data(found: Preflight, s: Settings) -> None:
         if s.samples:
             _functions(found, s, [item for one in found.previews for item in one.items])
         _room(found, s, tokenizer)
-        if (
-            s.data.stream == 0
-            and not any(one.problem for one in found.previews)
-            and len(here["train"]) == len(s.data.fed)
-        ):
+        read = not any(one.problem for one in found.previews) and len(here["train"]) == len(s.data.fed)
+        if read and s.data.stream == 0:
             found.doubt(few_steps(s, _steps(s)), "train.epochs")
 
 
