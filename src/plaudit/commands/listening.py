@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import socket
 from collections import Counter
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ OF_ALL = 512
 these, the oldest."""
 OF_ONE_PEER = 256
 """Connections of one address, which is a /64 of IPv6."""
+_turns = itertools.count()
 
 
 def is_loopback(host: str) -> bool:
@@ -86,14 +88,15 @@ class Bounded:
     cycle: Any
     client: tuple[str, int] | None
     peer = ""
-    since = 0.0
-    """When it was opened, or its last answer was complete."""
+    turn = 0
+    """Greater than that of each that was opened, or had its last answer complete, before. A loop's clock may stand still
+    for many of them: uvloop's has milliseconds."""
     _timers: dict[str, asyncio.TimerHandle]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
         self._timers = {}
-        self.peer, self.since = peer_of(self.client[0] if self.client else ""), self.loop.time()
+        self.peer, self.turn = peer_of(self.client[0] if self.client else ""), next(_turns)
         self._watch()
         own = [one for one in self.connections if one.peer == self.peer]
         if len(own) > OF_ONE_PEER:
@@ -106,7 +109,7 @@ class Bounded:
         self._watch()
 
     def on_response_complete(self) -> None:
-        self.since = self.loop.time()
+        self.turn = next(_turns)
         super().on_response_complete()  # type: ignore[misc]
         self._watch()
 
@@ -154,7 +157,7 @@ def _close_one(connections: Iterable[Any]) -> None:
     waiting = [one for one in connections if one.waits]
     held = Counter(one.peer for one in waiting)
     if waiting:
-        oldest = max(waiting, key=lambda one: (held[one.peer], -one.since))
+        oldest = max(waiting, key=lambda one: (held[one.peer], -one.turn))
         oldest.connections.discard(oldest)  # stops counting now, though the loop closes it later
         oldest.transport.abort()
 
