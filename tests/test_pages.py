@@ -128,6 +128,7 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "error"), list(commands()))
 def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[str], error: str, reader: Path) -> None:
     for place, stands in PLACES.items():

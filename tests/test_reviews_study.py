@@ -24,6 +24,7 @@ def source(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plaudit.tasks.reviews.ReviewsSize", few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", reviews.REVIEWS, ids=lambda v: v.name)
 def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

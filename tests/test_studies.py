@@ -35,6 +35,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (tmp_path / "data" / "demo" / f"{name}{split}.jsonl").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [v for study in STUDIES.values() for v in study], ids=lambda v: v.name)
 def test_the_runs_of_a_study_can_start(variant: Variant, lab: None) -> None:
     for recipe, name, overrides in (*FIRST, *variant.needs, (variant.recipe, variant.name, variant.overrides)):

@@ -24,6 +24,8 @@ from plaudit.monitor.sinks import read_jsonl
 from plaudit.runs.records import Run
 from plaudit.support.visible import visible
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG"
 
 

@@ -16,6 +16,8 @@ from plaudit import load_settings, run
 from plaudit.commands.cli import main
 from plaudit.monitor.console import Reporter
 
+pytestmark = pytest.mark.slow
+
 FOUL = "a\x1b[2J\x1b]8;;x\x1b\\b\x1b]52;c;eA==\x07\x9b31m\x9d0;t\x9c\u202ec\u2066\r\x08\x7f\u2028d"
 """Also the name of a file."""
 KEPT = "\n\t\u200c\u200d"

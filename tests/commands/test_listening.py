@@ -27,6 +27,8 @@ from plaudit.rewards import server
 from plaudit.rewards.server import application as reward_application
 from plaudit.types import Score
 
+pytestmark = pytest.mark.slow
+
 BODY = b'{"version": 1, "items": [{"prompt": "a", "completion": "b"}]}'
 HEAD = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
     BODY

@@ -103,6 +103,7 @@ def test_trees():
     assert read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", READERS)
 def test_files(tmp_path, ending):
     chance = random.Random(ending)

@@ -141,6 +141,7 @@ def test_no_room_for_the_tokens_is_said(monkeypatch):
         writer.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_judgements, load_prompts])
 def test_data_from_a_file_is_that_from_memory(write, tokenizer, load, monkeypatch, tmp_path):
     rows = [{"prompt": f"q{i % 900}", "chosen": f"{i}", "rejected": "x", "n": i} for i in range(2500)]

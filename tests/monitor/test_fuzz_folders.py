@@ -171,6 +171,7 @@ def good(client: TestClient) -> tuple[Any, ...]:
     return row["state"], row["step"], row["method"], figures, *(one.json() for one in found)
 
 
+@pytest.mark.slow
 def test_whatever_a_folder_holds_only_its_own_run_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

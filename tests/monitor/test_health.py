@@ -43,6 +43,7 @@ def healthy(seed=0, steps=200):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_run_that_learns_gets_no_warning(seed):
     assert warnings(healthy(seed), steps=300) == []

@@ -269,6 +269,7 @@ def test_deadline_of_functions_that_run_inline() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_deadline_of_inline_functions_outside_the_main_thread() -> None:
     """A notebook's runs are in one: a reward that hung held up the run for ever, and the cell with it."""
     found: list[Score] = []
@@ -309,6 +310,7 @@ def test_functions_that_run_inline_for_long_let_others_run_between_calls(monkeyp
     assert order == ["1", "other", "2", "other", "3"]
 
 
+@pytest.mark.slow
 def test_deadline_of_async_functions_and_threads() -> None:
     async def sleeps(completion: str) -> float:
         await asyncio.sleep(float(completion))

@@ -138,6 +138,7 @@ LASTING = ("NaN", "text", "null", "401", "redirect", "huge", "zipped")
 """Answers that a server would give again: no outage."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_no_failure_becomes_a_number(mode: str) -> None:
     behaviour, said = MODES[mode]
@@ -155,6 +156,7 @@ def test_no_failure_becomes_a_number(mode: str) -> None:
         assert re.search(said, score.reason), score.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in LASTING])
 def test_a_server_that_recovers_is_asked_again(mode: str) -> None:
     behaviour, _ = MODES[mode]

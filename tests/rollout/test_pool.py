@@ -416,6 +416,7 @@ def test_a_worker_that_becomes_ready_while_others_fall_asleep_or_wake(do: Callab
     do(steps, 2)
 
 
+@pytest.mark.slow
 def test_nobody_rises_beside_a_worker_that_takes_memory(do: Callable[..., Any]) -> None:
     """Its start has begun when the others are to rest: the rest is complete once it sleeps too, or takes too long."""
 

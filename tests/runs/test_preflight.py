@@ -127,6 +127,7 @@ def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None
     assert found(recipe).previews, "rows are rendered with the tokenizer that is there"
 
 
+@pytest.mark.slow
 def test_reward_functions_are_called_before_a_run(
     recipe: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ from waiting import until
 
 from plaudit.runtime.head import HeadWatch, parting
 
+pytestmark = pytest.mark.slow
+
 Made = Callable[..., HeadWatch]
 
 
@@ -87,7 +89,6 @@ def test_the_end_does_not_wait_for_who_is_told(watch: Made, how: str) -> None:
     assert ended.wait(20)
 
 
-@pytest.mark.slow
 def test_there_is_time_between_both_messages_however_long_the_pauses(watch: Made) -> None:
     said: list[float] = []
     ended = threading.Event()
