@@ -124,9 +124,9 @@ def test_rest_between_steps_changes_nothing(device: str, dtype: torch.dtype) -> 
     models = [fresh_model(config, vocab_size=10, seed=3, dtype=dtype, device=device) for _ in range(2)]
     optimizers = [Optimizer(model, OptimizerSettings(learning_rate=0.1)) for model in models]
     for step in range(3):
-        optimizers[1].rest()
+        optimizers[1].offload()
         assert {value.device.type for value in optimizers[1].state().values()} == {"cpu"}
-        optimizers[1].rise()
+        optimizers[1].onload()
         assert {value.device.type for value in optimizers[1].state().values()} == {device}
         for model, optimizer in zip(models, optimizers, strict=True):
             for parameter in model.parameters():
@@ -166,7 +166,7 @@ def test_an_optimizer_that_waits_in_host_memory_takes_the_same_steps(
                 optimizer.gradient_norm()
                 optimizer.step()
                 optimizer.clear()
-                optimizer.rise()
+                optimizer.onload()
     for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
         assert isinstance(theirs, Away)
         assert torch.equal(mine, theirs.inner)

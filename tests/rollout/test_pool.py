@@ -379,46 +379,46 @@ def test_a_pool_at_rest_gives_memory_up_and_answers_as_before(do: Callable[..., 
         before = await case.answers()
         engines = [here.worker.engine for here in case.started]
         assert all(engine.table is not None for engine in engines)  # type: ignore[attr-defined]
-        await case.pool.rest()
+        await case.pool.sleep()
         assert all(engine.table is None for engine in engines)  # type: ignore[attr-defined]
         with pytest.raises(RuntimeError, match="asleep"):
             await case.pool.generate(QUESTIONS[0], PLAN)
         case.started[0].kill()
-        await case.pool.rest()  # finds the loss
+        await case.pool.sleep()  # finds the loss
         for _ in range(50):
             await asyncio.sleep(0.01)
             if len(case.pool.workers) == 2:
                 break
         assert case.started[2].calls == ["load", "sleep"]
-        await case.pool.rise()
+        await case.pool.wake()
         await case.publish(2)
         assert await case.answers() == before
 
     do(steps, 2)
 
 
-@pytest.mark.parametrize("first", ["rise", "rest"])
+@pytest.mark.parametrize("first", ["wake", "sleep"])
 def test_a_worker_that_becomes_ready_while_others_fall_asleep_or_wake(do: Callable[..., Any], first: str) -> None:
     async def steps(case: Case) -> None:
         await case.publish(1)
         await getattr(case.pool, first)()
         case.started[0].kill()
         await getattr(case.pool, first)()
-        late = case.pool.rise if first == "rest" else case.pool.rest
+        late = case.pool.wake if first == "sleep" else case.pool.sleep
         while len(case.started) < 3:
             await asyncio.sleep(0)
         await late()
         while len(case.pool.workers) < 2:
             await asyncio.sleep(0.01)
         asleep = [here.worker.engine._asleep for here in case.started[1:]]  # type: ignore[attr-defined]
-        assert asleep == [first == "rise"] * 2
+        assert asleep == [first == "wake"] * 2
 
     do(steps, 2)
 
 
 @pytest.mark.slow
-def test_nobody_rises_beside_a_worker_that_takes_memory(do: Callable[..., Any]) -> None:
-    """Its start has begun when the others are to rest: the rest is complete once it sleeps too, or takes too long."""
+def test_nobody_wakes_beside_a_worker_that_takes_memory(do: Callable[..., Any]) -> None:
+    """Its start has begun when the others are to sleep: that is complete once it sleeps too, or takes too long."""
 
     async def steps(case: Case) -> None:
         go, start = asyncio.Event(), case.pool._start
@@ -432,19 +432,19 @@ def test_nobody_rises_beside_a_worker_that_takes_memory(do: Callable[..., Any]) 
         await case.publish(1)
         lose(case, case.pool.places.all[0])
         await asyncio.sleep(0.01)
-        resting = asyncio.ensure_future(case.pool.rest())
+        sleeping = asyncio.ensure_future(case.pool.sleep())
         await asyncio.sleep(0.1)
-        assert not resting.done()
+        assert not sleeping.done()
         go.set()
-        await resting
+        await sleeping
         assert case.started[2].calls == ["load", "sleep"]
-        await case.pool.rise()
+        await case.pool.wake()
         assert len(await case.answers()) == len(QUESTIONS)
 
         go.clear()
         lose(case, case.pool.places.all[0])
         await asyncio.sleep(0.01)
-        await case.pool.rest()  # no longer than `patience`
+        await case.pool.sleep()  # no longer than `patience`
         assert len(case.started) == 3
 
     do(steps, 2, patience=2.0)

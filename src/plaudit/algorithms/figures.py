@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,17 +21,15 @@ from plaudit.types import Stats
 def merge_stats(parts: Iterable[Stats]) -> Stats:
     """Merge the figures of micro-batches or ranks: sums, except extremes for names ending in `max` or `min`."""
     merged: Stats = {}
-    for part in parts:
-        for name, value in part.items():
-            if name not in merged:
-                merged[name] = value
-            elif name.endswith("max"):
-                merged[name] = max(merged[name], value)
-            elif name.endswith("min"):
-                merged[name] = min(merged[name], value)
-            else:
-                merged[name] += value
+    for name, value in (item for part in parts for item in part.items()):
+        join = max if name.endswith("max") else min if name.endswith("min") else operator.add
+        merged[name] = join(merged[name], value) if name in merged else value
     return merged
+
+
+def whole_stats(parts: Iterable[Stats]) -> Stats:
+    """Merge all parts of a step. A share of pairs is freed of the error of its 32-bit weights, as 1.00000003 shows."""
+    return {name: round(x, 6) if name == "accuracy" else x for name, x in merge_stats(parts).items()}
 
 
 def plain(figures: Mapping[str, Any], whose: str) -> Stats:

@@ -58,5 +58,5 @@ def by_pair(column: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def pair_figures(margin: Tensor, weight: Tensor) -> Stats:
     """Weighted share of pairs ordered as labelled, where a tie counts half, and the mean margin."""
-    right = (margin > 0).float() + 0.5 * (margin == 0).float()
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()  # equal numbers of equal weights: equal shares
     return {"accuracy": float((right * weight).sum()), "margin": float((margin.detach() * weight).sum())}

@@ -89,8 +89,8 @@ class Bounded:
     client: tuple[str, int] | None
     peer = ""
     turn = 0
-    """Greater than that of each that was opened, or had its last answer complete, before. A loop's clock may stand still
-    for many of them: uvloop's has milliseconds."""
+    """Greater than that of any which was opened, or had its last answer complete, before. A loop's clock may stand
+    still for many: uvloop's has milliseconds."""
     _timers: dict[str, asyncio.TimerHandle]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

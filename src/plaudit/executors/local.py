@@ -98,9 +98,9 @@ class LocalExecutor:
             yield
             return
         self.engine.sleep()
-        self.trainer.rise()
+        self.trainer.onload()
         yield  # if this fails the run ends, and the engine has no room to wake beside the trainer
-        self.trainer.rest()
+        self.trainer.offload()
         self.engine.wake()
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:

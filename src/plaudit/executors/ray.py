@@ -119,8 +119,8 @@ class RayExecutor:
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
         self._ranks_formed = asyncio.Event()
-        self._ranks_rest = asyncio.Event()
-        self._ranks_rest.set()
+        self._ranks_offloaded = asyncio.Event()
+        self._ranks_offloaded.set()
 
     @classmethod
     async def open(
@@ -229,17 +229,17 @@ class RayExecutor:
         if self.pool is None or not (self.shares or self.inside):
             yield
             return
-        self._ranks_rest.clear()
-        await self.pool.rest()
-        await self.ranks.training.each(RankProcess.rise)
+        self._ranks_offloaded.clear()
+        await self.pool.sleep()
+        await self.ranks.training.each(RankProcess.onload)
         yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
-        await self.ranks.training.each(RankProcess.rest)
+        await self.ranks.training.each(RankProcess.offload)
         await self._sampling(self.pool)
 
     async def _sampling(self, pool: Pool) -> None:
-        """While active, ranks rest: rollout workers wake, and others may start."""
-        self._ranks_rest.set()
-        await pool.rise()
+        """While active, ranks are offloaded: rollout workers wake, and others may start."""
+        self._ranks_offloaded.set()
+        await pool.wake()
 
     async def _rollout_worker(self, number: int) -> Worker[RolloutWorker]:
         """Start the worker of a place in the pool. The run's first workers must find room in time; others wait."""
@@ -249,7 +249,7 @@ class RayExecutor:
             place = number % self.settings.runtime.ranks
             bundle, sharers, group = self.ranks.bundles[place], 1 + self._sharing(place), self.rank_group
             await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
-            await self._ranks_rest.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
+            await self._ranks_offloaded.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
             assert self.pool is not None
             alone = self.pool.joining()  # ranks wait for it
         else:

@@ -156,7 +156,7 @@ class Trainer:
         self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
         if (settings.runtime.shares or settings.runtime.inside) and settings.samples:
-            self.rest()
+            self.offload()
 
     @contextmanager
     def part(self, role: str) -> Iterator[Scorer | Watched]:
@@ -200,15 +200,15 @@ class Trainer:
             base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
             save_lora(model, folder / FOLDER, base=base, tensors=adapters)
 
-    def rise(self) -> None:
+    def onload(self) -> None:
         """Be ready to train."""
         for member in self.members.values():
-            member.rise()
+            member.onload()
 
-    def rest(self) -> None:
-        """Free the device for others until `rise`; weights stay, since samplers need them."""
+    def offload(self) -> None:
+        """Free the device for others until `onload`; weights stay, since samplers need them."""
         for member in self.members.values():
-            member.rest()
+            member.offload()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
@@ -360,8 +360,8 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         Trainer.__init__(self, settings, self.plan, ranks, self.roles)
         self.check_follows()
 
-    def rest(self) -> None:
-        super().rest()
+    def offload(self) -> None:
+        super().offload()
         make_room()
 
     def parcel_bytes(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import LossFn, Output
-from plaudit.algorithms.figures import merge_stats, plain
+from plaudit.algorithms.figures import merge_stats, plain, whole_stats
 from plaudit.batch import Batch
 from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.passes import Passes, UnitTooLong
@@ -92,11 +92,11 @@ class Learner(Scorer):
             self.optimizer.step()
         self.optimizer.clear()
 
-    def rise(self) -> None:
-        self.optimizer.rise()
+    def onload(self) -> None:
+        self.optimizer.onload()
 
-    def rest(self) -> None:
-        self.optimizer.rest()
+    def offload(self) -> None:
+        self.optimizer.offload()
 
     def sound(self, whole: bool) -> bool:
         """True if this rank's trained weights are finite; with `whole`, all of its weights, masters and moments."""
@@ -117,7 +117,7 @@ class Learner(Scorer):
             stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True)))
         except UnitTooLong as error:  # the others wait for this rank's figures
             stats = {TOO_LONG: float(error.tokens)}
-        stats = place.merge(stats | passes.figures())
+        stats = whole_stats([place.merge(stats | passes.figures())])
         passes.agree(stats)
         if TOO_LONG in stats:
             self.optimizer.clear()

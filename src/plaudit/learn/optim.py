@@ -133,11 +133,11 @@ class Optimizer:
         )
         torch.autograd.graph.increment_version(masters)  # the kernel does not, and copies elsewhere go by it
 
-    def rest(self) -> None:
-        """Move moments and masters to host memory until `rise`, to free the device."""
+    def offload(self) -> None:
+        """Move moments and masters to host memory until `onload`, to free the device."""
         self._bring(lambda tensor, device: in_host_memory(tensor))
 
-    def rise(self) -> None:
+    def onload(self) -> None:
         """Move moments and masters back to the parameters' device, unless they wait at all times."""
         if not self.waits:
             self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))

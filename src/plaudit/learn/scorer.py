@@ -117,11 +117,11 @@ class Scorer:
         """True if this rank's part of the weights is finite."""
         return finite(local(p) for p in self.model.parameters())
 
-    def rise(self) -> None:
+    def onload(self) -> None:
         """Be ready to train."""
 
-    def rest(self) -> None:
-        """Free the device, except for weights, until `rise`."""
+    def offload(self) -> None:
+        """Free the device, except for weights, until `onload`."""
 
     def follow(self, share: float) -> None:
         """Move by `share` of the way towards the leader."""

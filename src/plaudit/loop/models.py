@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from plaudit.algorithms.base import Objective
-from plaudit.algorithms.figures import merge_stats
+from plaudit.algorithms.figures import whole_stats
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.scorer import Scorer
@@ -62,7 +62,7 @@ class Learners(Scorers):
 
     async def evaluate(self, batch: Batch) -> Stats:
         """Return figures of the loss on a weighed batch."""
-        return merge_stats(await self.worker_group.split(Learner.evaluate, batch))
+        return whole_stats(await self.worker_group.split(Learner.evaluate, batch))
 
     async def save(self, path: Path) -> dict[str, Any]:
         """Let every rank write its part of the optimizer's state to a file. Return the rest of the state."""

@@ -2,7 +2,7 @@
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
     publish(shipment) -> load on every worker -> version and digest confirmed; a worker that does not is replaced
-    rest, rise -> workers free memory for those that share their devices, and take it back
+    sleep, wake -> workers free memory for those that share their devices, and take it back
     begin(attempt) -> earlier requests are dropped on all workers, and new weights are awaited
 
 A sample depends only on seed, prompt and weights, so any worker may answer a request again. A new worker answers only
@@ -65,7 +65,7 @@ class Pool:
         """Active while a worker, named, samples."""
         self._open = 0
         self._shipment: Shipment | None = None
-        self._resting = False
+        self._asleep = False
         self._joining = 0
         self.attempt = 0
         self.version = 0
@@ -121,17 +121,17 @@ class Pool:
         self.places.check()
         return any(isinstance(lost, WeightsRefused) for lost in found.values())
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Put workers to sleep, also those that become ready meanwhile. Wait for those that are `joining`, for at most
-        `patience` seconds. No request may come before `rise`."""
-        self._resting = True
+        `patience` seconds. No request may come before `wake`."""
+        self._asleep = True
         await self._each(RolloutWorker.sleep)
         until = asyncio.get_running_loop().time() + self._patience
         while self._joining and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
 
-    async def rise(self) -> None:
-        self._resting = False
+    async def wake(self) -> None:
+        self._asleep = False
         await self._each(RolloutWorker.wake)
 
     async def _each(self, method: Callable[[RolloutWorker, int], Coroutine[Any, Any, None]]) -> None:
@@ -193,7 +193,7 @@ class Pool:
     async def _brought_up(self, worker: Worker[RolloutWorker]) -> None:
         """Repeat until it is up to date: others may get new weights or go to sleep meanwhile."""
         while True:
-            shipment, resting = self._shipment, self._resting
+            shipment, asleep = self._shipment, self._asleep
             try:
                 for lost in (await self._delivered(shipment, worker)).values():
                     raise lost
@@ -201,11 +201,11 @@ class Pool:
                 if shipment is self._shipment:
                     await asyncio.sleep(0.2)
                 continue
-            if resting:
+            if asleep:
                 await worker.call(RolloutWorker.sleep, self.attempt)
-            if shipment is self._shipment and resting is self._resting:
+            if shipment is self._shipment and asleep is self._asleep:
                 return
-            if resting:
+            if asleep:
                 await worker.call(RolloutWorker.wake, self.attempt)
 
     def close(self) -> None:
