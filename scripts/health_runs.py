@@ -234,7 +234,7 @@ def prepare(folder: Path, *, seed: int) -> None:
 def attempt(name: str, recipe: str, overrides: tuple[str, ...], seed: int) -> None:
     """Make one run, unless it is there. A sick one may end with an error."""
     from plaudit import load_settings, run
-    from plaudit.loop.train import NonFiniteError
+    from plaudit.loop.finite import NonFiniteError
 
     done = Path("runs") / name / "done"
     if done.exists():

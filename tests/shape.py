@@ -24,8 +24,11 @@ CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "
 ROOMS = {
     "__main__": (10, "`python -m plaudit`"),
     "__init__": (80, "the names that `import plaudit` gives"),
-    "types": (435, "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235)"),
-    "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
+    "types": (
+        475,
+        "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235), what rows must be (40)",
+    ),
+    "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
         1095,
@@ -61,22 +64,22 @@ ROOMS = {
         880,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (690, "the demo's language and real reviews"),
+    "tasks": (685, "the demo's language and real reviews"),
     "rollout": (
         3420,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
-        2680,
+        2695,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2700,
+        2715,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (2030, "figures of models that are no figures of a run"),
     "settings": (
-        2610,
+        2605,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "executors": (

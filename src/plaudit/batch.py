@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from plaudit.partition import Unit, by_group, passes, spread
 from plaudit.types import Row
+from plaudit.types.checked import check_rows
 from plaudit.types.distant import Source, laid, landed
 
 ROW_COLUMNS = ("lengths", "group", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
@@ -63,12 +64,7 @@ class Batch:
     @classmethod
     def of(cls, rows: Sequence[Row], *, unit: int = 1) -> Batch:
         """Lay rows end to end. Raises ValueError for no rows, a broken unit, or columns that do not fit."""
-        if not rows:
-            raise ValueError("a batch needs at least one row")
-        if len(rows) % unit:
-            raise ValueError(f"{len(rows)} rows cannot be kept in units of {unit}")
-        for number, row in enumerate(rows):
-            _check(number, row, rows[0])
+        check_rows(rows, unit)
         tokens, sources = laid([row.tokens for row in rows], "int64")
         return cls(
             tokens=torch.from_numpy(tokens),
@@ -232,22 +228,3 @@ TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in
 def _flat(columns: Sequence[Sequence[Any] | None], kind: str) -> Tensor | None:
     given = [column for column in columns if column is not None]
     return torch.from_numpy(laid(given, kind)[0]) if given else None
-
-
-def _check(number: int, row: Row, first: Row) -> None:
-    size = len(row.tokens)
-    if size == 0:
-        raise ValueError(f"row {number} has no tokens: give it at least one")
-    for (name, column), other in zip(_by_token(row).items(), _by_token(first).values(), strict=True):
-        if column is not None and len(column) != size:
-            raise ValueError(f"row {number}: {name} has {len(column)} entries for {size} tokens: give one a token")
-        if (column is None) != (other is None):
-            has, lacks = (0, number) if column is None else (number, 0)
-            raise ValueError(f"row {has} has {name} and row {lacks} has none: give them to every row or to none")
-    if row.trainable[0]:
-        raise ValueError(f"row {number}: its first token is trained, but nothing precedes it; put a BOS before it")
-
-
-def _by_token(row: Row) -> Mapping[str, Sequence[Any] | None]:
-    optional = {"logprobs": row.logprobs, "versions": row.versions, "reference": row.reference}
-    return {"trainable": row.trainable, **optional}

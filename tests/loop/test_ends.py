@@ -23,9 +23,9 @@ from plaudit.executors.local import LocalExecutor
 from plaudit.learn.learner import Learner
 from plaudit.learn.optim import Optimizer
 from plaudit.loop.checkpoint import Store
+from plaudit.loop.finite import NonFiniteError
 from plaudit.loop.hooks import Evaluate, RecordMetrics
 from plaudit.loop.outage import RewardFailureError
-from plaudit.loop.train import NonFiniteError
 from plaudit.rollout.native import NativeEngine
 from plaudit.runtime.worker import NoWorkersError, TooManyFailures
 

@@ -22,9 +22,10 @@ from plaudit.batch import Batch
 from plaudit.compute import products
 from plaudit.learn.learner import Learner
 from plaudit.loop import hooks
+from plaudit.loop.finite import NonFiniteError
 from plaudit.loop.outage import RewardFailureError
 from plaudit.loop.progress import Moment
-from plaudit.loop.train import Ending, NonFiniteError, _over_updates, update
+from plaudit.loop.train import Ending, _over_updates, update
 from plaudit.monitor.health import Ledger
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.types import Row, Stats

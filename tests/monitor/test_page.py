@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings, run
-from plaudit.loop.train import NonFiniteError
+from plaudit.loop.finite import NonFiniteError
 from plaudit.monitor.page import Curves, ProcessStatus, closed, page
 
 

@@ -26,10 +26,11 @@ from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
+from plaudit.loop.finite import NonFiniteError, diverged
 from plaudit.loop.models import Models
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
-from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged, figures_of
+from plaudit.loop.train import GOES_BACK, figures_of
 from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.trackers import Tracker
 from plaudit.rollout.figures import rollout_figures

@@ -1,4 +1,7 @@
-"""The models of a run by call, as the loop asks for them: typed and awaitable, in any process."""
+"""The models of a run by call, as the loop asks for them: typed and awaitable, in any process.
+
+loop: Batch -> Models.annotate, prepare, apply -> worker group -> Scorer, Learner of each rank -> columns, figures
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ AnyGroup = WorkerGroup[Any]
 class Scorers:
     """The group of a model that is run and not trained. Those with the same `home` are in the same processes."""
 
-    def __init__(self, worker_group: WorkerGroup[Scorer], home: object = None):
-        self.worker_group, self.home = worker_group, home
+    def __init__(self, worker_group: AnyGroup, home: object = None):
+        self.worker_group: WorkerGroup[Scorer] = worker_group
+        self.home = home
         self.moves = 0
         """Number of times that its weights were asked to move."""
 
@@ -46,9 +50,6 @@ class Learners(Scorers):
     """The worker group of a model that is trained."""
 
     worker_group: WorkerGroup[Learner]
-
-    def __init__(self, worker_group: WorkerGroup[Learner], home: object = None):
-        super().__init__(worker_group, home)
 
     async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
         """Compute gradients of a weighed batch, spread over the ranks, and return figures that all ranks agree on. Call

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from plaudit.loop.checkpoint import CheckpointError, Store
+from plaudit.loop.finite import NonFiniteError
 from plaudit.loop.progress import Progress
-from plaudit.loop.train import NonFiniteError
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import AnswersLost, WorkerLost
 from plaudit.support.errors import Ended

@@ -21,27 +21,17 @@ import torch
 from plaudit.algorithms.base import Memory
 from plaudit.algorithms.figures import plain
 from plaudit.batch import Batch
+from plaudit.loop.finite import NonFiniteError, check_weights, diverged, too_many_skipped
 from plaudit.loop.models import Models
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
-from plaudit.support.errors import Ended, Stopped
+from plaudit.support.errors import Stopped
 from plaudit.support.plugins import name_of
 from plaudit.types import Stats
 
 Publish = Callable[[int], Awaitable[Stats]]
 Training = Callable[[], AbstractAsyncContextManager[None]]
-
-
-class NonFiniteError(Ended):
-    """Losses or gradients were not finite in several steps in a row, or weights or logits of answers were not.
-    Checkpoints of step `suspect` and later may hold the cause."""
-
-    status = 6
-
-    def __init__(self, message: str, *, suspect: int):
-        super().__init__(message)
-        self.suspect = suspect
 
 
 class Ending:
@@ -76,9 +66,6 @@ class Ending:
 GOES_BACK = (WorkerLost, NonFiniteError, RankOutOfMemory)
 """After these errors nothing in memory can be saved: the run goes back to a checkpoint, or ends."""
 
-MAX_SKIPPED = 3
-"""Steps in a row with an update that is not finite: one is chance, three are a run that learns nothing."""
-
 
 async def train(
     source: BatchSource,
@@ -101,7 +88,7 @@ async def train(
 
     An exception in any stage ends the run. It ends at once if no weights have moved since the last finished step;
     otherwise after this step, whose hooks record and save it (`stopping`, `failed`). Raises NonFiniteError in the same
-    way after MAX_SKIPPED steps in a row with an update that was not finite, and at once if weights are not finite.
+    way after three steps in a row with an update that was not finite, and at once if weights are not finite.
     """
     clock = time.perf_counter()
     while not until(progress):
@@ -123,7 +110,7 @@ async def train(
         progress = progress.after(delivery, seconds=clock - before, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
         stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
-        ending.error = ending.error or _too_many_skipped(progress)
+        ending.error = ending.error or too_many_skipped(progress)
         moment = Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=False)
         for hook in hooks:
             failed = ending.error is not None
@@ -141,50 +128,10 @@ async def train(
     return progress
 
 
-def _too_many_skipped(progress: Progress) -> NonFiniteError | None:
-    if progress.skipped < MAX_SKIPPED:
-        return None
-    # The weights of the last step that was not skipped may be the cause: no step has learned from them.
-    return NonFiniteError(
-        f"a loss or gradient was not finite in {progress.skipped} steps in a row (up to step {progress.step}). No such "
-        "update was made on any model. Lower the learning rate, or look at the data and rewards of these steps.",
-        suspect=progress.step - progress.skipped,
-    )
-
-
-async def check_start(models: Models, whose: str) -> None:
-    """Raise ValueError if a run would begin from weights that are not finite; `whose` names them."""
-    if not await models.sound():
-        raise ValueError(f"{whose} has weights that are not finite: start from another model")
-
-
-async def check_weights(models: Models, step: int) -> None:
-    """Raise NonFiniteError if the weights after `step` are not finite; call this before they are published."""
-    if not await models.sound():
-        raise NonFiniteError(
-            f"weights are not finite after step {step}, so they were neither published nor saved. Lower the learning "
-            "rate.",
-            suspect=step,
-        )
-
-
 async def figures_of(hook: Hook, moment: Moment) -> Stats:
     """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
     told, name = hook(moment), name_of(hook)
     return plain((await told if isawaitable(told) else told) or {}, f"the figures of the hook {name}")
-
-
-@contextmanager
-def diverged(step: int) -> Iterator[None]:
-    """Turn logits that are not finite into NonFiniteError: answers inside are drawn from the policy."""
-    try:
-        yield
-    except FloatingPointError as error:
-        raise NonFiniteError(
-            f"after step {step} the policy's logits are not finite, so it cannot answer: its weights have "
-            "diverged. Lower the learning rate.",
-            suspect=step,
-        ) from error
 
 
 async def learn(

@@ -19,6 +19,7 @@ from plaudit.executors.base import Executor, Plan
 from plaudit.executors.opening import Executors
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
+from plaudit.loop.finite import check_start
 from plaudit.loop.hooks import (
     Due,
     During,
@@ -43,7 +44,7 @@ from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples, recording
 from plaudit.loop.speak import Speak
 from plaudit.loop.stopping import unless
-from plaudit.loop.train import GOES_BACK, check_start, train
+from plaudit.loop.train import GOES_BACK, train
 from plaudit.monitor.console import ProgressBar, Reporter
 from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.health import Health

@@ -7,11 +7,12 @@ Tensors begin in `batch.py`. A type that only one stage needs is defined in that
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from plaudit.types.numbers import Numbers as Numbers
 
 Stats = dict[str, float]
 """Named figures of a step. They add up across micro-batches and ranks (a mean is a sum of pre-divided terms). Names
@@ -72,26 +73,6 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
-
-
-class Numbers(array):  # type: ignore[type-arg]  # Python 3.11 takes none
-    """A tuple of numbers without an object for each: "i" tokens and versions, "f" log-probs, "b" what is true."""
-
-    def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        return Numbers(self.typecode, found) if isinstance(place, slice) else found
-
-    def __add__(self, other: Any) -> Any:
-        return (*self, *other)
-
-    def __radd__(self, other: Any) -> Any:
-        return (*other, *self)
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, Sequence | array) else NotImplemented
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
