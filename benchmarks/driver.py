@@ -44,11 +44,12 @@ from plaudit.loop.samples import recording
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.queued import Draft, QueuedEngine
 from plaudit.rollout.rollouter import Rollouter, ShapingSettings
+from plaudit.runtime.hearts import Hearts
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.places import Places
 from plaudit.runtime.plain import dumps
 from plaudit.runtime.ray import RayRuntime
-from plaudit.runtime.ray_worker import Hearts, RayWorker
+from plaudit.runtime.ray_worker import RayWorker
 from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score

@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from plaudit.executors.publisher import grouped
 from plaudit.rollout.accepted import Accepted, check_held
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
 from plaudit.runtime.token import prepare
+from plaudit.weights.broadcast import transport_of
 from plaudit.weights.collective import Invitation, Receiver, Sender
-from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack, unpack
-from plaudit.weights.transport import transport_of
+from plaudit.weights.parcel import Given, Parcel, pack, unpack
+from plaudit.weights.pieces import Piece, digest_of_pieces, grouped
 
 WIDTH = 1024
 STEPS = ("first update", "pack", "deliver and take", "whole update")

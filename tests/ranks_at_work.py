@@ -31,7 +31,6 @@ from plaudit import load_settings
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
-from plaudit.executors import publisher
 from plaudit.executors.base import Plan
 from plaudit.executors.inside import Adapted, Reallocation
 from plaudit.executors.trainer import Trainer, initial_model
@@ -49,11 +48,12 @@ from plaudit.runtime.local import do as ask
 from plaudit.runtime.worker_group import WorkerGroup
 from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
+from plaudit.weights import pieces
 
 Job = dict[str, Any]
 GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
 """Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
-publisher.PART_BYTES = 20_000
+pieces.PART_BYTES = 20_000
 COLLECTIVES = {name: getattr(fsdp, name) for name in ("foreach_all_gather", "foreach_reduce")}
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 

@@ -26,7 +26,7 @@ ROOMS = {
     "__init__": (80, "the names that `import plaudit` gives"),
     "types": (
         475,
-        "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235), what rows must be (40)",
+        "rows, prompts and answers, as every room speaks of them; distant numbers (235), checks (40)",
     ),
     "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
@@ -40,7 +40,7 @@ ROOMS = {
         "our kernels' Python side, torch's form, compiled on GPUs (125); knows addresses; axes (250), boxes (45)",
     ),
     "runtime": (
-        2715,
+        2735,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
@@ -61,7 +61,7 @@ ROOMS = {
         "Hugging Face folders to modules and back, tried first (90); who holds which box, gives it to whom (70)",
     ),
     "weights": (
-        880,
+        935,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
     "tasks": (685, "the demo's language and real reviews"),
@@ -83,7 +83,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "executors": (
-        3125,
+        3115,
         "who does the work, here and on Ray; publishing, groups (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (

@@ -18,7 +18,8 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
-from plaudit.weights.parcel import Parcel, WeightsError, pack, unpack
+from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.pieces import WeightsError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS: dict[str, dict[str, Any]] = {

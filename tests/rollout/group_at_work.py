@@ -34,7 +34,7 @@ from plaudit.rollout.engine import generate_all
 from plaudit.rollout.led import Follower, Leading, Line
 from plaudit.rollout.native import NativeEngine
 from plaudit.types import Completion, Role, Row, Sampling
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 Job = dict[str, Any]
 Answer = dict[str, list[Any]]

@@ -3,7 +3,7 @@ import torch
 
 from plaudit.compute.digest import digest
 from plaudit.rollout.accepted import Accepted, check_held, check_names
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 
 def weights() -> dict[str, torch.Tensor]:

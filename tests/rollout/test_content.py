@@ -19,7 +19,8 @@ from plaudit.rollout.content import Adapters
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import Parcel, WeightsError, pack
+from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.pieces import WeightsError
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
 LORA = LoraSettings(rank=2)

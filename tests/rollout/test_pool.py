@@ -21,7 +21,8 @@ from plaudit.rollout.worker import OutOfDateError, RolloutWorker
 from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from plaudit.types import Sampling
 from plaudit.weights.changes import changes
-from plaudit.weights.parcel import Parcel, WeightsError, pack
+from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.pieces import WeightsError
 from plaudit.weights.transport import Holder, Stored
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]

@@ -39,7 +39,7 @@ from plaudit.runtime.memory import release_freed_memory
 from plaudit.runtime.worker import OutOfStep
 from plaudit.settings.tree import SettingsError
 from plaudit.types import Completion, Finish, Sampling
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 # Rotary positions and a head of its own; learned positions, transposed matrices and a head tied to the embedding.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 VOCAB = 300
 

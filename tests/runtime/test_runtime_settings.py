@@ -13,7 +13,7 @@ from plaudit import load_settings
 from plaudit.runtime.settings import NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings, Servers
 from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
-from plaudit.weights.transport import Collective, transport_of
+from plaudit.weights.broadcast import Collective, transport_of
 
 TIMES = ("start", "collective", "heartbeat")
 SERVED: dict[str, Any] = {"kind": "ray", "strategy": "server", "num_training_workers": 3}

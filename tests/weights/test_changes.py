@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.weights.changes import OtherBaseError, changes, completed
+from plaudit.weights.collective import index_of, of_index
 from plaudit.weights.parcel import Parcel, pack, unpack
 
 
@@ -53,7 +54,7 @@ def test_any_changes_are_undone_bit_for_bit_and_never_take_more(size: int, share
     assert all(len(one) <= len(other) for one, other in zip(sent.buckets, whole.buckets, strict=True))
     if share == 0.0:
         assert sent.bytes == 0
-    index = Parcel.of_index(sent.index())
+    index = of_index(index_of(sent))
     assert (index.base, [len(one) for one in index.buckets]) == (base.name, [len(one) for one in sent.buckets])
     (found,) = completed([base], [sent])
     assert all(torch.equal(one, other) for one, other in zip(found.buckets, whole.buckets, strict=True))

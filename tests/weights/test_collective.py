@@ -17,10 +17,12 @@ import torch.distributed as dist
 
 from plaudit.compute.digest import digest
 from plaudit.runtime.worker import SenderLost, WorkerLost
+from plaudit.weights.broadcast import Collective
 from plaudit.weights.changes import changes, completed
-from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
-from plaudit.weights.parcel import Given, Parcel, Piece, pack, unpack
-from plaudit.weights.transport import Collective, Holder
+from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group, of_index
+from plaudit.weights.parcel import Given, Parcel, pack, unpack
+from plaudit.weights.pieces import Piece
+from plaudit.weights.transport import Holder
 
 
 class Training(Sender):
@@ -361,7 +363,7 @@ class Dying:
 def _begin_and_die(invitation: Invitation) -> None:
     group = _Group(invitation, 20.0)
     (index,) = group.taken(invitation)
-    group.broadcast(Parcel.of_index(index).buckets[0], 0)
+    group.broadcast(of_index(index).buckets[0], 0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

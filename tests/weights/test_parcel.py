@@ -11,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.compute.digest import digest
-from plaudit.weights.parcel import (
-    ALIGNMENT,
-    Parcel,
-    Piece,
-    WeightsError,
-    digest_of_pieces,
-    pack,
-    pieces_of,
-    unpack,
-)
+from plaudit.weights.collective import index_of, of_index
+from plaudit.weights.parcel import ALIGNMENT, Parcel, pack, pieces_of, unpack
+from plaudit.weights.pieces import Piece, WeightsError, digest_of_pieces
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
@@ -120,7 +113,7 @@ def test_a_piece_is_cut_into_rows(rows: int, columns: int, most: int) -> None:
 
 def test_an_index_tells_all_but_the_content() -> None:
     parcel = pack({"a": torch.ones(2, 3), "none": torch.ones(0, 2), "one": torch.tensor(7)}, 3, beneath="base")
-    empty = Parcel.of_index(parcel.index())
+    empty = of_index(index_of(parcel))
     assert replace(empty, buckets=()) == replace(parcel, buckets=())
     for mine, theirs in zip(empty.buckets, parcel.buckets, strict=True):
         mine.copy_(theirs)

@@ -21,7 +21,8 @@ from plaudit.models.share import Share, narrowed
 from plaudit.rollout.accepted import box_of
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
-from plaudit.weights.parcel import Given, Parcel, WeightsError, digest_of_pieces, pieces_of, unpack
+from plaudit.weights.parcel import Given, Parcel, pieces_of, unpack
+from plaudit.weights.pieces import WeightsError, digest_of_pieces
 from plaudit.weights.transport import Store
 
 if TYPE_CHECKING:

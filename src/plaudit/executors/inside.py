@@ -32,7 +32,8 @@ from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.settings.tree import SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation
-from plaudit.weights.parcel import Parcel, digest_of_pieces, pieces_of
+from plaudit.weights.parcel import Parcel, pieces_of
+from plaudit.weights.pieces import digest_of_pieces
 from plaudit.weights.transport import Shipment, Stored
 
 

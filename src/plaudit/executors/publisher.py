@@ -9,7 +9,7 @@ Left out: how parcels travel (`weights/`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,10 +24,8 @@ from plaudit.models.share import Share
 from plaudit.rollout.content import digest_beneath
 from plaudit.weights.changes import changes
 from plaudit.weights.collective import NotHeldError
-from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack
-
-PART_BYTES = 1 << 26
-"""The most that a rank packs at once, beside its weights; a part has several buckets."""
+from plaudit.weights.parcel import Given, Parcel, pack
+from plaudit.weights.pieces import Piece, digest_of_pieces, grouped
 
 
 class Publisher:
@@ -142,16 +140,3 @@ class Publisher:
         sent = {name: local(one) for name, one in self.model.named_parameters() if name in (self.adapters or [name])}
         mine = {name: (one.dtype, self.place.within(name, one).shape) for name, one in sent.items()}
         return sum(math.prod(shape) for _, shape in self.place.specs(mine).values()) * self.dtype.itemsize
-
-
-def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Parts of at most PART_BYTES each; a larger piece is cut into rows."""
-    parts: list[list[Piece]] = [[]] if pieces else []
-    size = 0
-    for piece in (some for one in pieces for some in one.cut(PART_BYTES)):
-        if parts[-1] and size + piece.bytes > PART_BYTES:
-            parts.append([])
-            size = 0
-        parts[-1].append(piece)
-        size += piece.bytes
-    return parts

@@ -46,7 +46,7 @@ from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Group, Role, Stats
 from plaudit.types.distant import LARGE
-from plaudit.weights.transport import transport_of
+from plaudit.weights.broadcast import transport_of
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime

@@ -16,7 +16,8 @@ from torch import Tensor
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Slice
 from plaudit.models.share import narrowed
-from plaudit.weights.parcel import WeightsError, digest_of_pieces, pieces_of
+from plaudit.weights.parcel import pieces_of
+from plaudit.weights.pieces import WeightsError, digest_of_pieces
 
 
 @runtime_checkable

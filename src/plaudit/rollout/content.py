@@ -15,7 +15,7 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.lora import adapter_names
 from plaudit.models.share import Share
 from plaudit.rollout.accepted import take_weights
-from plaudit.weights.parcel import Piece, WeightsError, digest_of_pieces
+from plaudit.weights.pieces import Piece, WeightsError, digest_of_pieces
 
 
 def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:

@@ -33,7 +33,7 @@ from plaudit.runtime import stage
 from plaudit.runtime.memory import make_room
 from plaudit.runtime.worker import OutOfStep, reason_of
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 log = logging.getLogger(__name__)
 

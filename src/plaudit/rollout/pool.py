@@ -23,7 +23,7 @@ from plaudit.runtime.plain import loads
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
 from plaudit.types.distant import BYTES, arrived
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 from plaudit.weights.transport import Shipment
 
 

@@ -32,7 +32,7 @@ from plaudit.rollout.vllm_library import on_cpu, request, start
 from plaudit.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
 from plaudit.runtime.worker import OutOfStep, reason_of
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 CACHE_AND_WEIGHTS = 2
 """vLLM's level of sleep that keeps neither: the next update brings the weights back anyway."""

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from plaudit.compute.digest import digest
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.pieces import WeightsError
 
 Lent = tuple[torch.UntypedStorage, int]
 """Memory that was given up, and its size in bytes."""

@@ -1,4 +1,7 @@
-"""The in-process worker group: plain objects, plain calls. The same workers run under Ray."""
+"""The in-process worker group: plain objects, plain calls. The same workers run under Ray.
+
+method, arguments -> do: the worker, or its part of that name -> the method's result
+"""
 
 from __future__ import annotations
 

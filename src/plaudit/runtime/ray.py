@@ -29,8 +29,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
+from plaudit.runtime.hearts import Hearts
 from plaudit.runtime.network import interface_of
-from plaudit.runtime.ray_worker import HEART, Hearts, Host, RayWorker
+from plaudit.runtime.ray_worker import HEART, Host, RayWorker
 from plaudit.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import NodeLost, WorkerLost

@@ -1,5 +1,8 @@
 """Processes that work as one: training ranks, as a worker group that names the rank at fault if a call fails, and
-rollout workers that share a model. Left out: starting them, and what follows a loss."""
+rollout workers that share a model. Left out: starting them, and what follows a loss.
+
+scatter: method, arguments of each rank -> RayWorker.do -> results in rank order, or the rank at fault
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plaudit.weights.parcel import Parcel, WeightsError
+from plaudit.weights.parcel import Parcel
+from plaudit.weights.pieces import WeightsError
 
 REACH = 256
 """A number is at most this many behind the last one."""

@@ -5,7 +5,7 @@
 Givers are the first members of a group, which lasts while its members stay the same. Givers send nothing to each other:
 each has a process group of its own with the receivers, who take a bucket of each in turn, so that none waits for long.
 These are not torch's default group, which ranks and vLLM use themselves. No member enters a collective before all have
-arrived. Until then, waiting members can be released (`dissolve`), and missing members are known. `transport.py` chooses
+arrived. Until then, waiting members can be released (`dissolve`), and missing members are known. `broadcast.py` chooses
 the members and handles failures.
 """
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from plaudit.runtime.network import free_address, let_gloo_be_reached, let_nccl_raise, listening
 from plaudit.runtime.worker import reason_of
-from plaudit.weights.parcel import Parcel
+from plaudit.weights.parcel import Entry, Parcel
 
 DISSOLVED = "dissolved"
 
@@ -120,7 +121,7 @@ class Sender(_Member):
     def _send(self, group: _Group | None, invitation: Invitation, parcel: Parcel) -> _Group:
         # The first one's time-out ends first and names the member at fault.
         group = group or _Group(invitation, invitation.timeout * (2 if invitation.rank else 1))
-        group.give(invitation, parcel.index())
+        group.give(invitation, index_of(parcel))
         for bucket in filter(len, parcel.buckets):
             group.broadcast(bucket, invitation.rank)
         return group
@@ -150,7 +151,7 @@ class Receiver(_Member):
     def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[list[Parcel], _Group]:
         group = group or _Group(invitation, 2 * invitation.timeout)
         device = self.device if group.nccl else "cpu"
-        parcels = [Parcel.of_index(index, device=device) for index in group.taken(invitation)]
+        parcels = [of_index(index, device=device) for index in group.taken(invitation)]
         for buckets in itertools.zip_longest(*(parcel.buckets for parcel in parcels)):
             for giver, bucket in enumerate(buckets):
                 if bucket is not None and len(bucket):
@@ -233,3 +234,21 @@ class _Group:
         except RuntimeError as error:
             self._meeting, self._collectives = None, {}
             raise CollectiveError(reason_of(error)) from error
+
+
+def index_of(parcel: Parcel) -> str:
+    """Everything except the buckets' content."""
+    header = {key: value for key, value in vars(parcel).items() if key not in ("entries", "buckets")}
+    sizes = [len(bucket) for bucket in parcel.buckets]
+    return json.dumps([header, [list(asdict(entry).values()) for entry in parcel.entries], sizes])
+
+
+def of_index(index: str, *, device: torch.device | str = "cpu") -> Parcel:
+    """Make a parcel with empty buckets, to be filled."""
+    header, entries, sizes = json.loads(index)
+    buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+    found = tuple(
+        Entry(name, dtype, tuple(sizes), bucket, start, size, tuple(shape), tuple(at))
+        for name, dtype, sizes, bucket, start, size, shape, at in entries
+    )
+    return Parcel(entries=found, buckets=buckets, **header)

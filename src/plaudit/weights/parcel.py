@@ -6,70 +6,25 @@ a parameter.
 
 The digest covers names, shapes and bits of the whole tensors, so it does not depend on who sends which box. A receiver
 compares it before use. Pickled buckets are numpy arrays, which shared memory and object stores pass on without a copy.
-`index` and `of_index` serve transports that move only the buckets.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit.compute.digest import box_sum, digest_of
+from plaudit.weights.pieces import BUCKET_BYTES, Piece, WeightsError, digest_of_pieces
 
-BUCKET_BYTES = 1 << 24
-"""So large that calls cost little, and so small that an allocator reuses the same memory at each update."""
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes, so that any dtype can view it."""
 Array = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class WeightsError(RuntimeError):
-    """Weights are older than the engine's, belong to another model, or differ from those that were sent."""
-
-
-class Piece(NamedTuple):
-    """A box of a tensor, which may be all of it."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    at: tuple[int, ...]
-    """Where the box begins in it."""
-    values: Tensor
-    dtype: torch.dtype
-    """The precision in which it is sent."""
-
-    @classmethod
-    def whole(cls, name: str, tensor: Tensor) -> Piece:
-        return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), tensor.dtype)
-
-    @property
-    def bytes(self) -> int:
-        return self.values.numel() * self.dtype.itemsize
-
-    def cut(self, most: int) -> Iterator[Piece]:
-        """Pieces of at most `most` bytes, or of one row."""
-        if self.bytes <= most or not self.at:
-            yield self
-            return
-        rows = max(1, most * len(self.values) // self.bytes)
-        for number, some in enumerate(torch.split(self.values, rows)):
-            yield self._replace(at=(self.at[0] + number * rows, *self.at[1:]), values=some)
-
-    def sum(self) -> Tensor:
-        """What it contributes to the sum of its tensor (`box_sum`); no more than a bucket of it is copied."""
-        total = torch.zeros((), dtype=torch.int64, device=self.values.device)
-        for some in self.cut(BUCKET_BYTES):
-            total += box_sum(some.values.to(self.dtype), self.shape, some.at)
-        return total
 
 
 @dataclass(frozen=True)
@@ -111,23 +66,6 @@ class Parcel:
     def on_host(self) -> Parcel:
         return replace(self, buckets=tuple(bucket.cpu() for bucket in self.buckets))
 
-    def index(self) -> str:
-        """Everything except the buckets' content."""
-        header = {key: value for key, value in vars(self).items() if key not in ("entries", "buckets")}
-        sizes = [len(bucket) for bucket in self.buckets]
-        return json.dumps([header, [list(asdict(entry).values()) for entry in self.entries], sizes])
-
-    @classmethod
-    def of_index(cls, index: str, *, device: torch.device | str = "cpu") -> Parcel:
-        """Make a parcel with empty buckets, to be filled."""
-        header, entries, sizes = json.loads(index)
-        buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-        found = tuple(
-            Entry(name, dtype, tuple(sizes), bucket, start, size, tuple(shape), tuple(at))
-            for name, dtype, sizes, bucket, start, size, shape, at in entries
-        )
-        return cls(entries=found, buckets=buckets, **header)
-
     @property
     def bytes(self) -> int:
         return sum(len(bucket) for bucket in self.buckets)
@@ -157,24 +95,6 @@ def _of_arrays(
         warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is handed over read-only
         buckets = tuple(torch.from_numpy(array) for array in arrays)
     return Parcel(version, sent, entries, buckets, beneath, base)
-
-
-@torch.no_grad()
-def digest_of_pieces(
-    pieces: Iterable[Piece],
-    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]] | None = None,
-    total: Callable[[Tensor], None] = lambda sums: None,
-) -> str:
-    """The digest of tensors, given by dtype and whole shape, that several processes have together, each some pieces.
-    `total` replaces numbers by their sums over all of these processes, modulo 2^64."""
-    pieces = list(pieces)
-    tensors = {one.name: (one.dtype, one.shape) for one in pieces} if tensors is None else tensors
-    found: dict[str, Tensor | int] = dict.fromkeys(tensors, 0)
-    for piece in pieces:
-        found[piece.name] = found[piece.name] + piece.sum()
-    sums = torch.tensor([int(one) for one in found.values()], dtype=torch.int64, device="cpu")
-    total(sums)
-    return digest_of({name: (*tensors[name], one) for name, one in zip(tensors, sums.tolist(), strict=True)})
 
 
 @torch.no_grad()

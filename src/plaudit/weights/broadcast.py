@@ -1,0 +1,168 @@
+"""The other transport: ranks broadcast the weights that they give, in rounds, until each worker has them or is lost.
+
+Collective.pack -> Broadcast, held by the ranks -> deliver: Invitation to every member -> Giver.send, Holder.load
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit.runtime.ray_worker_group import RayWorkerGroup
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
+from plaudit.weights.changes import OtherBaseError
+from plaudit.weights.collective import AbsentError, CollectiveError, Invitation, NotHeldError
+from plaudit.weights.parcel import Given
+from plaudit.weights.transport import Giver, Holder, Outcome, Shipment, Store, Transport, outcome_of
+
+
+def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
+    """Choose the transport. `gpus`: each rank and rollout worker has its own GPU, which NCCL needs; settings refuse it
+    otherwise."""
+    if settings.weights == "store":
+        return Store()
+    automatic = "nccl" if gpus else "gloo"
+    backend = automatic if settings.backend == "auto" else settings.backend
+    return Collective(backend=backend, timeout=settings.collective_timeout)
+
+
+class Collective:
+    """Broadcast from each rank that gives to all workers, and to those that join later."""
+
+    def __init__(self, *, backend: str, timeout: float):
+        self.backend, self._timeout = backend, timeout
+        self._numbers = itertools.count()
+        self._members: tuple[Worker[Any], ...] = ()
+        self._group = (0, "")
+        self._one_at_a_time = asyncio.Lock()
+
+    async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        told = await ranks.each(Giver.hold, version, device)
+        giving = [(rank, given) for rank, given in zip(ranks.workers, told, strict=True) if given.parts]
+        return Broadcast(self, tuple(rank for rank, _ in giving), version, [given for _, given in giving])
+
+    async def deliver(
+        self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
+    ) -> list[Outcome]:
+        """Deliver in as many rounds as needed: in each, all remaining workers get the weights, or one is lost. Those
+        that lack what was changed get all in further rounds."""
+        found: dict[Worker[Holder], Outcome] = {}
+        async with self._one_at_a_time:
+            for whole in (False, True):
+                while left := [worker for worker in workers if worker not in found]:
+                    found |= await self._round(givers, version, left, attempt, whole=whole)
+                if not whole:
+                    found = {worker: one for worker, one in found.items() if not isinstance(one, OtherBaseError)}
+        return [found[worker] for worker in workers]
+
+    async def _round(
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], attempt: int, *, whole: bool
+    ) -> dict[Worker[Holder], Outcome]:
+        """Takes: givers and workers. Waits for: all of them. Woken by: them, or the first failure, after which no
+        worker waits for an absent one. Gives: the workers that have the weights and those that are lost, nothing for
+        others that failed."""
+        calls: list[asyncio.Future[Any]] = []
+        count = len(givers)
+        try:
+            invited = await self._invited(givers, version, workers, whole=whole)
+            asked: list[Coroutine[Any, Any, Any]] = [
+                *(giver.call(Giver.send, mine) for giver, mine in zip(givers, invited, strict=False)),
+                *(one.call(Holder.load, attempt, mine) for one, mine in zip(workers, invited[count:], strict=True)),
+            ]
+            calls = [asyncio.ensure_future(one) for one in asked]
+            sending, loading = calls[:count], calls[count:]
+            _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            absent = self._absent(sending[0], [*givers, *workers])
+            for one in absent:
+                one.kill(self._late)
+            if all(map(_sent, sending)):
+                await asyncio.wait(calls)  # all have the weights: some end the answers that they are at first
+            elif waiting:
+                await givers[0].call(Giver.dissolve, invited[0])
+                # Members that have arrived wait no longer than this (see `Receiver`).
+                _, waiting = await asyncio.wait(calls, timeout=2 * self._timeout)
+                late = [worker for worker, call in zip(workers, loading, strict=True) if call in waiting]
+                for worker in late:
+                    worker.kill(self._late)
+                absent += late
+                await asyncio.wait(calls)
+        except WorkerLost as gone:
+            raise SenderLost(gone.name, gone.reason) from gone
+        finally:
+            await _over(calls)
+        for giver, call in zip(givers, sending, strict=True):
+            error = call.exception()
+            if giver in absent or isinstance(error, WorkerLost | NotHeldError):
+                raise SenderLost(giver.name, self._late if giver in absent else str(error)) from call.exception()
+        if not any(call.exception() for call in calls):
+            self._members = (*givers, *workers)
+        return self._settled(workers, [call.exception() or call.result() for call in loading], absent)
+
+    async def _invited(
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], *, whole: bool
+    ) -> list[Invitation]:
+        """Invite to the last group if it has the same members, else to a new one."""
+        members = (*givers, *workers)
+        if members != self._members:
+            self._group = next(self._numbers), await givers[0].call(Giver.meet)
+        self._members = ()  # unless all goes well
+        number, address = self._group
+        common = len(members), len(givers), version, self.backend, whole, self._timeout
+        return [Invitation(address, number, rank, *common) for rank in range(len(members))]
+
+    @property
+    def _late(self) -> str:
+        return f"did not come for the weights within {self._timeout:g} s (runtime.collective_timeout)"
+
+    def _absent(self, meeting: asyncio.Future[Any], members: list[Worker[Any]]) -> list[Worker[Any]]:
+        error = meeting.exception() if meeting.done() else None
+        return [members[rank] for rank in error.args[0]] if isinstance(error, AbsentError) else []
+
+    def _settled(
+        self, workers: list[Worker[Holder]], found: list[Any], absent: list[Worker[Holder]]
+    ) -> dict[Worker[Holder], Outcome]:
+        """If some workers failed and none is known to be lost, count those that failed as lost."""
+        told = dict(zip(workers, found, strict=True))
+        failed = [worker for worker in workers if isinstance(told[worker], CollectiveError)]
+        settled = {worker: outcome_of(told[worker]) for worker in workers if worker not in failed}
+        for worker in absent:
+            settled[worker] = WorkerLost(worker.name, self._late)
+        if not any(isinstance(outcome, WorkerLost) for outcome in settled.values()):
+            for worker in failed:
+                reason = f"a broadcast of weights failed ({told[worker]})"
+                worker.kill(reason)
+                settled[worker] = WorkerLost(worker.name, reason)
+        return settled
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A `Shipment` that ranks hold and send on request."""
+
+    transport: Collective
+    givers: tuple[Worker[Giver], ...]
+    version: int
+    told: Sequence[Given]
+
+    @property
+    def digest(self) -> str:
+        return self.told[0].digest
+
+    async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
+        return await self.transport.deliver(self.givers, self.version, workers, attempt)
+
+
+def _sent(call: asyncio.Future[Any]) -> bool:
+    return call.done() and call.exception() is None
+
+
+async def _over(calls: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel calls whose results and errors are no longer needed."""
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
