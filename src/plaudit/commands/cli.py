@@ -352,7 +352,7 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
 @plugin_option
 @traceback_option
 def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[str, ...], **options: Any) -> None:
-    """Rewrite a data file in another dialect. The ending of TARGET (.jsonl, .json, .parquet) chooses its format."""
+    """Rewrite a data file in another column layout (dialect). TARGET ends in .jsonl, .json or .parquet."""
     with plain_errors(target, plugins):
         from plaudit.commands.convert import convert as convert_data
 

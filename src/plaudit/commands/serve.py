@@ -53,7 +53,7 @@ class ServeSettings:
 
 
 class JudgeService:
-    """Score items. An item that the judge cannot read gets no score and does not affect others."""
+    """Scores items with a reward model. An item that cannot be read gets Score(value=None); others are not affected."""
 
     def __init__(self, judge: Judge, as_chat: bool | None = None):
         self.judge = judge

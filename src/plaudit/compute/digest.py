@@ -36,7 +36,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str:
-    """The digest of tensors by their dtypes, shapes and the sums of all of their boxes (`box_sum`)."""
+    """Hash of tensors by name, dtype, shape and checksum; a tensor's checksum is the sum of its boxes' `box_sum`s."""
     whole = hashlib.blake2b(digest_size=16)
     for name in sorted(sums):
         dtype, shape, one = sums[name]

@@ -48,8 +48,8 @@ PROBE = "import ctypes, sys; sys.exit(None if ctypes.CDLL(sys.argv[1]).sound_her
 
 @functools.cache
 def number(name: str) -> int:
-    """Properties of the compiled kernels: `page_positions`, `register_numbers`, `parts_of_sums`, or 1 for
-    `pairs_of_halves` and `matrices_of_halves`."""
+    """A constant of the compiled kernels: `page_positions`, `register_numbers`, `parts_of_sums`; `pairs_of_halves` and
+    `matrices_of_halves` are 1 if they use AVX512_BF16 and AMX, else 0."""
     found = library()
     assert found is not None
     function = found[name]

@@ -100,7 +100,7 @@ class Probes:
         self.wanted: list[Probe] = []
 
     def missing(self, text: str) -> str:
-        """What a rendered text does not show first; "" if it shows all."""
+        """Name the first probe that is absent from a rendered text; "" if none is."""
         return next((probe.what for probe in self.wanted if probe.text not in text), "")
 
     def text(self, value: str, what: str) -> str:

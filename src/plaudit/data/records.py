@@ -55,7 +55,7 @@ class Sample:
     """A guess that was made about the row; the report counts it."""
 
     def asked(self) -> dict[str, Any]:
-        """The fields that every record shares."""
+        """Keyword arguments for the fields of `Record`, which all kinds of record have."""
         return {
             "prompt": self.prompt,
             "messages": self.messages,
@@ -106,13 +106,13 @@ class Question(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One way to write rows down.
+    """A column layout of data rows, and the function that reads them.
 
-    - `needs` lists what must be there: a column each, or alternatives. Of "input|context" the first that a row has
-      is read, and the others are further columns.
-    - `may` lists in the same form what else is read.
-    - `gives` names the records that it serves.
-    - `read` gets the row's fields and raises `DataError` for what it cannot read.
+    - `needs`: required columns. "input|context" gives alternative names for one: the first that the row has is read,
+      and the others are left unread, like any extra column.
+    - `may`: optional columns, written in the same form.
+    - `gives`: the kinds of record that its rows can be read as.
+    - `read`: turns the row's fields into a `Sample`. Raises `DataError` for what it cannot read.
     """
 
     name: str

@@ -100,7 +100,7 @@ def decided(pairings: Sequence[Pairing], judge: LlmJudge, advance: Advance = unh
 def decision_figures(
     pairings: Sequence[Pairing], decisions: Sequence[Decision], *, seed: int
 ) -> dict[str, Interval | float]:
-    """Figures of a language model's decisions: win rate, ties, how often both orders agree, and what is missing."""
+    """Metrics of pairwise LLM verdicts: win rate, ties, order agreement, unparsed, failed. ValueError if no verdict."""
     wins: dict[str, list[float]] = {}
     gaps: dict[str, list[float]] = {}
     agreed: dict[str, list[float]] = {}

@@ -84,7 +84,7 @@ def part_of(share: Share, name: str, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 class Follower(Scorers):
-    """The ranks of a moving reference, and those of its policy."""
+    """Controller handle of an EMA reference on its own ranks. `follow` sends them the policy's weights."""
 
     def __init__(self, ranks: RayWorkerGroup[Any], policy: RayWorkerGroup[Any]):
         super().__init__(ranks.part(Scorer, Role.REFERENCE), ranks)

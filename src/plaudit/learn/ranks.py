@@ -28,7 +28,7 @@ BUCKET_ELEMENTS = 1 << 24
 
 
 class Ranks(Protocol):
-    """The caller promises that every rank makes the same calls in the same order."""
+    """Collectives among the ranks of a worker group. All ranks must make the same calls in the same order."""
 
     rank: int
     world: int

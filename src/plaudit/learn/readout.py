@@ -1,8 +1,8 @@
-"""Read a model's outputs for a batch, by role: log-probs of a policy, values of a critic, scores of a judge.
+"""Forward pass and outputs by role: log-probs of a policy, values of a critic, scores of a reward model.
 
-    Batch -> prepared -> Inputs -> model -> hidden states at the places that are read -> finish -> Output
+    Batch -> prepared -> Inputs (packed tokens, indices to read) -> model -> hidden states there -> finish -> Output
 
-Column rule: the hidden state of token t - 1 decides token t.
+Shift by one: the hidden state of token t - 1 predicts token t.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Staged(Around):
 
 
 class Passing(Generic[Result_co]):
-    """The passes of one stage over some micro-batches."""
+    """Forward and, when training, backward passes of micro-batches through one pipeline stage."""
 
     def __init__(self, line: Ranks, work: Work[Result_co], parts: Sequence[Batch]):
         model = work.model

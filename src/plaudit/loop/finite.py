@@ -1,6 +1,6 @@
-"""What ends a run whose losses, gradients, weights or logits are not finite.
+"""Checks for losses, gradients, weights and logits that are not finite.
 
-Models, after a step -> check_weights -> published, or NonFiniteError, after which the run goes back to a checkpoint
+Models, after a step -> check_weights -> published, or NonFiniteError: the run then resumes from a checkpoint
 """
 
 from __future__ import annotations

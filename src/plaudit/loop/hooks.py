@@ -169,9 +169,9 @@ class Remembered:
 class SaveCheckpoint:
     """Save a checkpoint when due, after the best evaluation so far, and at the run's end.
 
-    A step waits while its state is copied. The copy is written and committed in the background, one at a time; a
-    failure is raised after the next step. The newest `keep` checkpoints and the best one are kept; while steps are
-    skipped, all are. Values that are not finite are never committed.
+    A step waits only while its state is copied. The copy is written and committed in the background, one at a time; an
+    error there is raised after the next step. The newest `keep` checkpoints and the best one are kept; none is deleted
+    while updates are being skipped as not finite. Values that are not finite are never committed.
     """
 
     def __init__(

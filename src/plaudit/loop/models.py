@@ -128,7 +128,7 @@ class Models:
         return sum(model.moves for model in self.saved.values())
 
     async def sound(self, *, whole: bool = False) -> bool:
-        """True if the weights that move are finite on every rank; with `whole`, the optimizers' moments too."""
+        """True if trained weights and an EMA reference are finite on all ranks; `whole`: frozen ones, moments too."""
         return all([await model.sound(whole=whole) for model in self.saved.values()])
 
     async def seen(self, groups: Sequence[int]) -> list[Seen]:

@@ -133,10 +133,10 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, *, centring:
 
 
 def kto_reference_point(ratio: Tensor, there: Tensor) -> Tensor:
-    """z0 = max(0, mean of r where `there`), (), for log-ratios r of prompts with answers to other prompts; 0 for none.
+    """z0 = max(0, mean of `ratio` where `there` is true), (), 0 without any. `ratio` (n,): summed log-ratios of policy
+    to reference for prompts paired with answers to other prompts.
 
-    It is what the policy has come to prefer for any prompt: a judged answer must move further than this.
-    """
+    It estimates their KL: a desirable answer's log-ratio must exceed it, an undesirable one's fall below."""
     return ((ratio * there).sum() / there.sum().clamp(min=1)).clamp(min=0.0)
 
 

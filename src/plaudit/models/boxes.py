@@ -185,7 +185,7 @@ class Pending:
 
     @torch.no_grad()
     def add(self, boxes: Iterable[Filled]) -> None:
-        """Copy, in the precision in which they are stored."""
+        """Copy boxes to host memory in their stored dtype, or write at once those for which it has no room."""
         for stored, box, values in boxes:
             if SPARED + EACH * values.numel() * stored.dtype.itemsize > self.left():
                 write_boxes([(stored, box, values)])
@@ -193,8 +193,8 @@ class Pending:
                 self._boxes.append((stored, box, values.to(device="cpu", dtype=stored.dtype, copy=True)))
 
     def write(self, folders: Iterable[Path]) -> None:
-        """Write what was added for these folders, in any thread, and let each copy go. What was added for others is of
-        a checkpoint that was given up."""
+        """Write the boxes added for these checkpoint folders, and free each copy; any thread may call it. Boxes added
+        for other folders are dropped, since their checkpoint was abandoned."""
         there = {one for folder in folders for one in (folder, beside(folder, own=True))}
         boxes, self._boxes = [one for one in self._boxes[::-1] if one[0].path.parent in there], []
         write_boxes(boxes.pop() for _ in range(len(boxes)))

@@ -1,4 +1,4 @@
-"""The page to read runs as a web application: files of the page, and what it asks for as JSON. Only reads.
+"""Starlette app of the page that shows runs: serves the page's files and a JSON API. Read-only.
 
     /, /page/NAME -> web/          /api/... -> folders.py, answers.py -> JSON
 

@@ -138,7 +138,7 @@ def lines_between(path: Path, begin: int, end: int | None = None) -> Iterator[tu
 
 
 def answer_of(path: Path, place: int, line: bytes) -> dict[str, Any]:
-    """Read a line of answers. Raises UnreadableError for what no run writes."""
+    """Parse the line of samples.jsonl at byte `place`. Raises UnreadableError unless it is a valid answer."""
     try:
         found = record(line)
     except ValueError as error:

@@ -28,7 +28,7 @@ UNRANKED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that is known of a recipe on one kind of machine."""
+    """The planner's results for a recipe on one kind of machine: costs, estimates of its placements, price."""
 
     costs: Costs
     price: float
@@ -80,7 +80,7 @@ class Outcome:
 
     @cached_property
     def named(self) -> dict[str, Estimate]:
-        """The recipe's placement, the best one if they can be ranked, and those that people choose by hand."""
+        """Estimates by name: "now" (the recipe), "best" (unless the machine was busy), "symmetric", "heuristic"."""
         every = {one.placement: one for one in (self.now, *self.others)}
         found = {"now": self.now} | ({} if self.profile.busy else {"best": self.fastest[0]})
         for name, choose in (("symmetric", symmetric), ("heuristic", heuristic)):
@@ -90,7 +90,7 @@ class Outcome:
 
     @cached_property
     def free(self) -> Found | None:
-        """The best plan if each call had devices and a mesh of its own."""
+        """The fastest plan if each call could use devices and a mesh of its own (cannot run yet), or None."""
         return best(problem_of(self.costs, self.costs.devices, self.profile.room if self.profile.gpu else math.inf))
 
     @cached_property

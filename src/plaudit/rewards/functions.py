@@ -114,8 +114,8 @@ class FunctionReward:
         return self.batch.lacking(prompts) if self.batch else ""
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
-        """Call the function for a few prompts, each with its reference, or else its own text, as the answer. Return
-        problems and doubts. A function that takes longer than its deadline is left alone."""
+        """Try the function on a few prompts, with the reference answer, or else the prompt, as the completion. Return
+        errors and warnings. A call that exceeds the deadline ends the trial and is not reported."""
         if why := self.lacking(prompts):
             return [why], []
         asked = inspect.signature(self.function).parameters.get("answer")

@@ -164,8 +164,8 @@ def reference_of(answer: str | None) -> str:
 
 
 def answer_of(completion: str) -> str:
-    """Return what math-verify reads of a completion. A bare formula is put into a box, since outside of formulas
-    math-verify reads only numbers: of "(7, 4)" the 4."""
+    """Return the text for math-verify to parse: the stated final answer, else the completion. A bare formula is put in
+    a \\boxed{}, since outside of formulas math-verify finds only numbers: of "(7, 4)" the 4."""
     text = completion[-LONGEST:].strip()
     if "\\boxed" in text:
         return text

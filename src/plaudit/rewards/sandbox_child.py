@@ -207,8 +207,8 @@ def tests(job: dict[str, Any]) -> None:
     expected: tuple[type[Exception], ...] = ()
 
     def call(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function of the answer. Unless it returns, or raises an error that the test expects, the test has a
-        fault: it has not passed, whatever it catches."""
+        """Call a function of the answer in its process. Unless the call returns, or raises an error that the test
+        expects, the test cannot pass, even if it catches the error."""
         nonlocal made, fault
         made += 1
         before, fault = fault, fault or b"f"

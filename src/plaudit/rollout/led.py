@@ -134,7 +134,7 @@ class Leading(Decoding):
 
 
 class Follower:
-    """An `Engine` for `RolloutWorker` in the other processes. A thread does what the first process says."""
+    """The `Engine` of the other processes of a multi-process rollout worker: a thread runs the leader's commands."""
 
     busy = False
 
@@ -151,7 +151,7 @@ class Follower:
         raise RuntimeError("This process follows: the first one of its worker answers.")
 
     async def drain(self) -> None:
-        """The first process does."""
+        """Nothing to do: only the first process has requests."""
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Keep these weights until the first process takes its own."""

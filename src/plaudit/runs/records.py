@@ -190,8 +190,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_folder(settings: Settings) -> Iterator[Path]:
-    """Open and lock the folder of a named run: a new one, or the existing one for a resume. Raises SettingsError rather
-    than mix two runs. At the end, an overwritten run is restored unless `let_go` removed it."""
+    """Open and lock the folder of a named run: a new one, or an existing one to resume. Raises SettingsError if another
+    run has it. On exit, a run that was to be overwritten is moved back, unless `let_go` has deleted it."""
     refuse(folder_taken(settings), plain=True)
     folder = Path(settings.output) / str(settings.name)
     refuse_another(settings, folder)

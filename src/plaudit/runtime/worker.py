@@ -89,7 +89,7 @@ class Worker(Protocol[Kind_co]):
 
     @property
     def processes(self) -> Sequence[Worker[Kind_co]]:
-        """Itself, and the other processes that it is made of. It answers for all, and is lost with any."""
+        """Handles of all processes of this worker, itself first. Calls go to it; if one dies, the worker is lost."""
         ...
 
     @overload

@@ -351,8 +351,8 @@ def check_keys(given: Any, template: type, *, algorithm: type | None = None) -> 
 def unknown_keys(
     given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Keys that the tree lacks, each with a sentence: where it has one of that name, and those beside it whose names
-    hold it, what another system's word is here, else the nearest one."""
+    """Yield (key, message) for each unknown key. The message suggests settings of that name elsewhere and siblings that
+    contain it, else our name for another framework's key, else the closest spelling."""
     root = root or template
     if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
         return

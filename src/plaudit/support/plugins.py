@@ -106,8 +106,8 @@ class PluginError(ValueError):
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Run these files for what they register. Raises PluginError with the file and line of what is refused, and
-    whatever else a file raises."""
+    """Run these plugin files. Raises PluginError, with file and line, for an ImportError, OSError or
+    ValueError; other exceptions pass through."""
     for path in paths:
         try:
             load_file(path)
@@ -119,8 +119,8 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def registered_again(thing: object, before: object) -> bool:
-    """True if the newer thing may take the name of the older one. Both must be of one module, and either have the same
-    place in it, as after a notebook's cell was run again, or the older one is gone since its file was run again."""
+    """True if `thing` may replace `before` in a registry. Both must be of one module and either have one qualified
+    name (a notebook cell was rerun), or `before` is no longer defined because its file was reloaded."""
     (module, name), (older, called) = _place(thing), _place(before)
     if thing is before or module is None or name is None or called is None or module != older:
         return thing is before

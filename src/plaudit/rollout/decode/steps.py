@@ -1,13 +1,13 @@
-"""Steps of decoding on the CPU by one kernel: a new token of every sequence through all layers, the cache and the head.
+"""Fused decode step on the CPU: one kernel call computes the next token's logits of every sequence.
 
     tokens, positions (n,) -> embedded -> [norm, projections, cache, attention, MLP] x layers -> norm, head -> logits
 
-The arithmetic is the decoder's (`decoder.py`). The kernel saves the calls between operations, which take longer than a
-small model's products. Rows are not filled up: the result of each is independent of the others. Weights are laid out
-once more, as the kernel reads them. In bfloat16 sums are float32; they take two entries at once if the processor has
-products of pairs (AVX512_BF16), whole blocks if it has matrix registers (AMX). Results between operations are rounded
-as tensors would be. Adapters are computed at their rank, as in training: merged in bfloat16, small ones would round to
-nothing. Left out: odd widths in pairs, and models of mixed precision; torch decodes them operation by operation.
+Same arithmetic as `decoder.py`. One call avoids the overhead of one per operation, which exceeds a small model's
+matrix products. The batch is not padded, and each row's result is independent of the others. Weights are copied into
+the kernel's packed layout. In bfloat16, sums accumulate in float32, by dot products of pairs if the CPU has
+AVX512_BF16, by tiles if it has AMX; each operation's result is rounded to the dtype, as torch would. LoRA adapters are
+not merged, as in training: in bfloat16 small updates would round to zero. Not supported, and left to torch: odd input
+widths with AVX512_BF16, and models of mixed dtypes.
 """
 
 from __future__ import annotations
