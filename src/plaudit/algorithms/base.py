@@ -1,10 +1,10 @@
-"""What a method answers. An objective says what to minimise; an online algorithm also says how its batch is made.
+"""The interface of a method. An objective says what to minimise; an online algorithm also says how its batch is made.
 
     Sampling -> plan -> one Sampling a completion       Group -> rows -> Row, ... -> Batch
     Batch, memory -> credit -> Batch with advantages    Batch -> weigh -> Batch with weights
     Output, Batch -> loss -> the batch's share of the step's loss, figures
 
-Nobody asks which method runs. A method is a frozen dataclass: its fields are its hyperparameters. What it remembers
+Callers do not test which method runs. A method is a frozen dataclass: its fields are its hyperparameters. Its state
 between steps is in `memory`: plain numbers that a checkpoint saves.
 """
 
@@ -59,11 +59,11 @@ class Objective(Section):
 
     @property
     def online(self) -> bool:
-        """True if it is trained on answers that its policy drew."""
+        """True if the method trains on answers that its own policy sampled."""
         return self.data == "prompts"
 
     def adapted(self, *, off_policy: bool) -> Self:
-        """Return the method for its samples. `off_policy`: they may be older than the weights, or another engine's."""
+        """Return the method as it suits the samples. `off_policy`: older weights or another engine may draw them."""
         return self
 
     @property
@@ -72,15 +72,15 @@ class Objective(Section):
         return False
 
     def losses(self) -> Mapping[Role, LossFn]:
-        """Return the models that it trains, each with its loss."""
+        """Return the roles that the method trains, each with its loss."""
         raise NotImplementedError
 
     def weigh(self, batch: Batch) -> Batch:
-        """Weigh the rows of a whole optimizer step, before it is cut or spread. Default: mean over trained tokens."""
+        """Return a whole optimizer step's batch with weights, before it is split. Default: mean over trained tokens."""
         return weighed(batch, Aggregation.TOKEN)
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        """Add advantages (and returns), from rewards and annotated columns."""
+        """Return the batch with advantages (and returns), from rewards and annotated columns, and figures."""
         return batch, {}
 
     def updates(self) -> tuple[int, int]:
@@ -102,18 +102,18 @@ class Algorithm(Objective):
     data: ClassVar[Data] = "prompts"
 
     def plan(self, sampling: Sampling) -> list[Sampling]:
-        """Return how each completion of a prompt is drawn. The rollout sets the seeds."""
+        """Return one Sampling for each completion of a prompt. The rollout sets the seeds."""
         return [sampling] * self.samples
 
     def rows(self, group: Group) -> list[Row]:
-        """Return the training rows of a scored group, [] if it carries no signal. Default: every response that has a
-        reward or continues. An untrained one counts in baselines and as a row of means: it is dropped after `weigh`."""
+        """Return a scored group's training rows, [] if it carries no signal. Default: one for each response that has a
+        reward or continues. Rows without trained tokens count in baselines and means and are dropped after `weigh`."""
         return [row_of(group, one) for one in group.responses if one.reward is not None or one.continues]
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:
-    """Return the batch with token weights, token shares and unit weights over all its rows. A number as `aggregation`
-    divides each row's sum."""
+    """Return the batch with token weights, token shares and unit weights over all its rows. If `aggregation` is a
+    number, each row's sum is divided by it."""
     constant = 1.0 if isinstance(aggregation, str) else float(aggregation)
     how = Aggregation(aggregation) if isinstance(aggregation, str) else Aggregation.CONSTANT
     row, rows = batch.row, len(batch)
@@ -126,7 +126,7 @@ def weighed(batch: Batch, aggregation: str | float) -> Batch:
 
 
 def row_of(group: Group, response: Response, *, baseline: float = 0.0) -> Row:
-    """Join prompt and response. The prompt is not trained and has no log-probs."""
+    """Return the row of prompt and response. Prompt tokens are untrained, with log-probs 0 and version -1."""
     prompt, before = group.prompt.tokens, len(group.prompt.tokens)
     assert response.reward is not None or response.continues, "a response without a reward has no row"
     return Row(
@@ -142,5 +142,5 @@ def row_of(group: Group, response: Response, *, baseline: float = 0.0) -> Row:
 
 
 def scored(responses: Sequence[Response]) -> list[tuple[float, Response]]:
-    """Return the responses that have a reward, each after its reward."""
+    """Return (reward, response) of the responses that have a reward."""
     return [(response.reward, response) for response in responses if response.reward is not None]

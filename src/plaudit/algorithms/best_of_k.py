@@ -19,8 +19,8 @@ from plaudit.types import Group, Role, Row, Stats
 @dataclass(frozen=True)
 class BestOfK(SFT, Algorithm):
     """`samples` completions of each prompt are sampled. The one with the highest reward is good, and its negative
-    log-likelihood is minimised, with a KL term if `kl_in_loss` is set. The first of equally good ones is taken: they
-    are exchangeable draws."""
+    log-likelihood is minimised, with a KL term if `kl_in_loss` is set. If several have the highest reward, the first
+    is taken."""
 
     samples: int = setting(4, least=1)
     kl_in_loss: float = setting(0.0, least=0)
@@ -41,7 +41,7 @@ class BestOfK(SFT, Algorithm):
         return [row_of(group, best) for _, best in ranked[:1]]
 
     def anchored(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum of weight * (kl_in_loss * k2 - log pi)."""
+        """Return the sum over tokens of weight * (kl_in_loss * k2 - log pi), and figures."""
         loss, figures = likelihood(output, batch)
         assert output.logprobs is not None and batch.reference is not None and batch.weight is not None
         kl = (k2(output.logprobs - batch.reference) * batch.weight).sum()

@@ -1,4 +1,4 @@
-"""Named figures of a step: read from any kind of number, and merged over micro-batches and ranks.
+"""Named figures of a step: converted to floats, and merged over micro-batches and ranks.
 
 {name: number} -> plain -> Stats of each micro-batch and rank -> merge_stats -> Stats of the step
 """
@@ -28,7 +28,7 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
 
 
 def whole_stats(parts: Iterable[Stats]) -> Stats:
-    """Merge all parts of a step. A share of pairs is freed of the error of its 32-bit weights, as 1.00000003 shows."""
+    """Merge all parts of a step. Round `accuracy` to 6 digits: its float32 weights may sum to 1.00000003."""
     return {name: round(x, 6) if name == "accuracy" else x for name, x in merge_stats(parts).items()}
 
 
@@ -41,13 +41,13 @@ def plain(figures: Mapping[str, Any], whose: str) -> Stats:
 
 
 def mean_where(x: Tensor, mask: Tensor) -> float:
-    """Mean of x over the mask; 0 for an empty mask."""
+    """Return the mean of x over the mask; 0 for an empty mask."""
     return float(x[mask].mean()) if bool(mask.any()) else 0.0
 
 
 def sampler_gap(current: Tensor, batch: Batch) -> Stats:
-    """k3 between sampler and learner, mean over trained tokens; {} for rows that were not sampled. Before a batch's
-    first update it shows how far engine and learner disagree."""
+    """Return {"kl/old": k3 between sampler and learner, mean over trained tokens}; {} for rows that were not sampled.
+    Before a batch's first update it shows how far engine and learner disagree."""
     if batch.behaviour is None:
         return {}
     assert batch.token_share is not None
@@ -55,8 +55,8 @@ def sampler_gap(current: Tensor, batch: Batch) -> Stats:
 
 
 def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
-    """Figures of advantages, lengths and what is left to learn. `kl` is the per-row sum of k1. `grouped`: answers are
-    compared with their group's, so that groups of equal rewards carry no signal."""
+    """Return figures of advantages and trained lengths. With `kl`, each row's sum of k1 (r,), also kl/reference. With
+    `grouped`, also groups/equal: answers are compared within groups, so that equal rewards carry no signal."""
     assert batch.reward is not None and batch.advantages is not None
     lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
     trained = batch.advantages[batch.trainable]

@@ -47,14 +47,14 @@ class KTO(Objective):
 
     @property
     def recompute_old(self) -> bool:
-        """z0 is the policy's before the step."""
+        """Always True: z0 is computed from the policy's log-probs before the step."""
         return True
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.judged}
 
     def weigh(self, batch: Batch) -> Batch:
-        """Return the judged rows with equal weights and z0 in `baseline`."""
+        """Return only the judged rows, weighed over all of them, with the step's z0 in `baseline`."""
         assert batch.reference is not None
         ratio = row_sum((batch.old - batch.reference) * batch.trainable, batch.row, len(batch))
         there = row_sum(batch.trainable.float(), batch.row, len(batch)) > 0
@@ -63,7 +63,7 @@ class KTO(Objective):
         return weighed(judged.with_columns(baseline=z0.expand(len(judged))), Aggregation.TOKEN)
 
     def judged(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum over answers of weight * lambda * loss."""
+        """Return the sum over answers of weight * lambda * loss, and figures."""
         assert output.logprobs is not None and batch.reference is not None and batch.row_weight is not None
         assert batch.reward is not None and batch.baseline is not None
         good = batch.reward > 0

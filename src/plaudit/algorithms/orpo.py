@@ -25,7 +25,7 @@ class ORPO(Imitating):
     """lambda, the share of the odds ratio; the paper takes 0.1 to 0.25."""
 
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Likelihood by token plus the odds ratio by pair."""
+        """Return the negative log-likelihood, a mean over tokens, plus lambda * odds-ratio loss, a mean over pairs."""
         assert output.logprobs is not None
         imitated = likelihood(output, batch)
         mean = row_mean(output.logprobs, batch.trainable, batch.row, len(batch))

@@ -1,4 +1,4 @@
-"""What methods of pairs share: rows come in twos, the chosen answer first.
+"""The base of methods that learn from pairs: rows come in twos, the chosen answer first.
 
 Row (chosen), Row (rejected) -> loss by pair -> weight and sum
 """
@@ -28,15 +28,15 @@ class Pairs(Objective):
         return {Role.POLICY: self.preference}
 
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum over pairs of weight * loss."""
+        """Return the sum over pairs of weight * loss, and figures."""
         raise NotImplementedError
 
 
 class Imitating(Pairs):
-    """Base: the chosen answers are imitated too."""
+    """Base: the likelihood of the chosen answers is maximised too."""
 
     def weigh(self, batch: Batch) -> Batch:
-        """Weigh each token of a chosen answer by its share of all of them, times its pair's weight; others by 0."""
+        """Weigh each trained token of a chosen answer by its pair's weight, scaled to sum to 1; other tokens by 0."""
         batch = super().weigh(batch)
         assert batch.row_weight is not None
         share = batch.row_weight[batch.row] * (batch.trainable & (batch.row % 2 == 0))
@@ -44,19 +44,19 @@ class Imitating(Pairs):
 
 
 def likelihood(output: Output, batch: Batch) -> Tensor:
-    """Negative log-likelihood of the chosen answers that `Imitating` weighed, a mean over tokens."""
+    """Return the chosen answers' negative log-likelihood, a mean over tokens by the weights of `Imitating`."""
     assert output.logprobs is not None and batch.weight is not None
     return -(output.logprobs * batch.weight).sum()
 
 
 def by_pair(column: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The entries (p,) of chosen and of rejected rows, from a column (r,)."""
+    """Return the entries of chosen rows (p,) and of rejected rows (p,), from a column (r,) with r = 2 p."""
     assert column is not None
     pairs = column.view(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
 def pair_figures(margin: Tensor, weight: Tensor) -> Stats:
-    """Weighted share of pairs ordered as labelled, where a tie counts half, and the mean margin."""
+    """Return `accuracy`, the weighted share of pairs ordered as labelled (a tie counts half), and mean `margin`."""
     right = (margin > 0).double() + 0.5 * (margin == 0).double()  # equal numbers of equal weights: equal shares
     return {"accuracy": float((right * weight).sum()), "margin": float((margin.detach() * weight).sum())}

@@ -1,6 +1,6 @@
-"""What PPO, GRPO, RLOO, ReMax and REINFORCE++ share: the clipped loss, its figures, and sequence-level credit.
+"""The base of PPO, GRPO, RLOO, ReMax and REINFORCE++: the clipped loss, its figures, and sequence-level credit.
 
-Batch -> credit (the child's own) -> advantages -> weigh -> policy_loss (ratio, clip, KL) -> loss, figures
+Batch -> credit (of the subclass) -> advantages -> weigh -> policy_loss (ratio, clip, KL) -> loss, figures
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CORRECTIONS = (
 
 @dataclass(frozen=True)
 class PolicyGradient(Algorithm):
-    """Base: the policy is sampled, the child's `credit` gives advantages, and the clipped loss is minimised."""
+    """Base: the policy is sampled, the subclass's `credit` gives advantages, and the clipped loss is minimised."""
 
     clip: tuple[float, float] = setting((0.2, 0.2), count=2, least=0, infinite=True)
     """How far the ratio may lie below and above 1 before it is clipped; DAPO takes [0.2, 0.28]."""
@@ -94,7 +94,7 @@ class PolicyGradient(Algorithm):
         return f"mean importance ratio {ratio:.3g} is outside [{1 / limit:.3g}, {limit:.3g}]"
 
     def policy_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum of weight * (correction * clipped loss + KL term - entropy bonus); weighted_k3 is corrected too."""
+        """Return sum(weight * (correction * clipped loss + KL term - entropy bonus)); weighted_k3 is corrected too."""
         current, entropy = output.logprobs, output.entropy
         weight, share, advantages = batch.weight, batch.token_share, batch.advantages
         assert current is not None and entropy is not None
@@ -150,12 +150,12 @@ class PolicyGradient(Algorithm):
 
 
 def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
-    """k1 against the reference on trained tokens (n,), and its sum over each row (r,)."""
+    """Return k1 to the reference on trained tokens (n,), 0 on others, and its sum over each row (r,), in nats."""
     assert batch.reference is not None, "this method needs reference log-probs"
     kl = torch.where(batch.trainable, k1(batch.old - batch.reference), torch.zeros_like(batch.reference))
     return kl, row_sum(kl, batch.row, len(batch))
 
 
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
-    """Give each trained token (n,) the advantage of its row (r,)."""
+    """Return (n,) with the advantage (r,) of its row for each trained token, 0 for others."""
     return advantage.repeat_interleave(batch.lengths) * batch.trainable

@@ -90,7 +90,7 @@ class PPO(PolicyGradient):
         return batch, credit_figures(batch, kl=row_kl, grouped=False) | figures
 
     def value_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """value_coefficient * mean over trained tokens of the clipped squared error."""
+        """Return value_coefficient * (mean over trained tokens of the clipped squared error)."""
         assert output.values is not None and batch.values is not None
         assert batch.returns is not None and batch.token_share is not None
         losses = clipped_value(output.values, batch.values, batch.returns, clip=self.value_clip)
@@ -99,7 +99,7 @@ class PPO(PolicyGradient):
 
 
 def _explained(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one."""
+    """Return 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one or without variance of R."""
     spread = returns[mask].var(correction=0)
     if not bool(spread > 0):
         return 0.0

@@ -26,7 +26,7 @@ class SFT(Objective):
 
 
 def likelihood(output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-    """- sum of weight * log pi(token)."""
+    """Return -(sum over tokens of weight * log pi), and figures."""
     assert output.logprobs is not None and output.entropy is not None
     assert batch.weight is not None and batch.token_share is not None
     loss = -(output.logprobs * batch.weight).sum()

@@ -1,10 +1,10 @@
 """Causal attention of whole sequences by our own kernels: no padding, no tensor of scores, shared prefixes computed
 once.
 
-One thread computes each (sequence, key head) from its cache, 24 queries at a time. The backward pass computes weights
-again from the logarithm of each row's sum (Dao et al. 2022, https://arxiv.org/abs/2205.14135). All threads share a
-sequence that is so long that the others would wait for it. A query's result depends only on the keys up to it, to the
-last bit, and not on threads.
+One thread computes each (sequence, key head) in its processor cache, 24 queries at a time. The backward pass recomputes
+weights from the logarithm of each row's sum (Dao et al. 2022, https://arxiv.org/abs/2205.14135). All threads share a
+sequence so long that threads with shorter ones would wait for it. A query's result depends only on the keys up to it,
+to the last bit, and not on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from plaudit.compute.calls import run, side_by_side
 class Sequences:
     """Sequences laid end to end, as the kernels read them.
 
-    `index` (tokens,), for sequences that begin alike, gives each token's place among the computed ones. Only a
-    beginning may be shared with earlier sequences (`learn/prefixes.py`).
+    `index` (tokens of all sequences,) gives each token's place among the computed tokens, if sequences share prefixes.
+    A sequence may share only a prefix with earlier ones (`learn/prefixes.py`).
     """
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None):
@@ -42,14 +42,14 @@ class Sequences:
 
 
 def first_readers(place: Tensor) -> Tensor:
-    """For each computed token, the first token that it represents; `place` (tokens,) maps tokens to computed ones."""
+    """Return for each computed token the first token that it represents; `place` (tokens,) maps tokens to computed."""
     first = torch.full((int(place.max()) + 1,), len(place), device="cpu")
     return first.scatter_reduce_(0, place, torch.arange(len(place), device="cpu"), "amin")
 
 
 def _known_before(place: Tensor, starts: Tensor) -> Tensor:
-    """Number of tokens that each sequence shares with an earlier one. Raises ValueError if they are not the beginnings
-    of both."""
+    """Return the number of tokens that each sequence shares with earlier ones. Raises ValueError if shared tokens are
+    not a prefix of both sequences."""
     first = first_readers(place)
     before = F.pad(place[:-1], (1, 0))
     before[starts[:-1]] = -1  # position of the token before; -1 at a start

@@ -1,12 +1,12 @@
-"""An axis of ranks that share a pass: parts of the same matrices (tensor), or other tokens (context).
+"""An axis of ranks that share a pass: each has parts of the same matrices (tensor), or other tokens (context).
 
     tensor    x -> enter -> rows of a matrix (heads, channels) -> ... -> columns of the next -> leave -> y
     context   this rank's tokens, all heads -> to_heads -> all tokens, this rank's heads -> attention -> to_tokens
 
 `enter` and `leave` (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053) are each other's backward pass: a gradient
 is summed where its tensor was copied, and copied where its tensor was summed. So the loss, which every rank computes,
-counts once. `to_heads` and `to_tokens` (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509) are too. A rank without
-others passes everything through. Left out: groups of ranks, which `learn/ranks.py` makes.
+counts once. So are `to_heads` and `to_tokens` (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509). On an axis of one
+rank, `enter` and `leave` return x unchanged. Left out: making process groups, which `learn/tensor.py` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECOMPUTED = ContextVar("recomputed", default=False)
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A rank's place among `size` ranks."""
+    """A rank's place among the `size` ranks of an axis, and their collectives."""
 
     rank: int = 0
     size: int = 1
@@ -45,14 +45,14 @@ class Axis:
         return self
 
     def enter(self, x: Tensor) -> Tensor:
-        """x, the ranks' runs of it joined, of which each rank computes other columns; its gradient is the sum of the
-        ranks'."""
+        """Return x before a product of which each rank computes other columns; with `spread`, all ranks' runs of x are
+        gathered first. Backward sums the ranks' gradients."""
         if self.size == 1:
             return x
         return _through(x, self.joined, self.scattered) if self.spread else _through(x, _same, self.sum)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of the ranks' x, or this rank's run of it; each rank's gradient is the whole one."""
+        """Return the sum of the ranks' x, or with `spread` this rank's run of it. Each rank gets the whole gradient."""
         if self.size == 1:
             return x
         if self.spread:
@@ -61,7 +61,7 @@ class Axis:
 
     @contextmanager
     def forgetting(self, whole: Tensor, mine: Tensor) -> Iterator[None]:
-        """While active, products of `whole` keep `mine`, this rank's run of it, and join the runs again to go back."""
+        """While active, autograd saves `mine`, this rank's run, in place of `whole`; backward gathers all runs."""
         if not self.spread or RECOMPUTED.get() or not torch.is_grad_enabled():
             yield
             return
@@ -74,15 +74,15 @@ class Axis:
             yield
 
     def together(self, x: Tensor) -> Tensor:
-        """The rows of all runs, of which every rank computes the same."""
+        """Return all ranks' runs of rows joined, from which each rank then computes the same."""
         return _through(x, self.joined, self.run) if self.spread else x
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """x (tokens, size, ...), of this rank's tokens a part for each rank -> its part of all, (size * tokens, ...)"""
+        """Exchange x (tokens, size, ...), whose part i is for rank i; return this rank's parts (size * tokens, ...)."""
         return _through(x, self._to_heads, self._to_tokens)
 
     def to_tokens(self, x: Tensor) -> Tensor:
-        """x (size * tokens, ...), this rank's part of all tokens -> all parts of its tokens, (tokens, size, ...)"""
+        """Undo `to_heads`: x (size * tokens, ...) has this rank's part of all tokens; return (tokens, size, ...)."""
         return _through(x, self._to_tokens, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:
@@ -93,28 +93,28 @@ class Axis:
 
     @property
     def runs(self) -> int:
-        """Runs in which rows between matrices are."""
+        """The number of runs into which rows between matrices are split: `size` with `spread`, else 1."""
         return self.size if self.spread else 1
 
     def run(self, x: Tensor) -> Tensor:
-        """This rank's run of rows."""
+        """Return this rank's run of rows; all rows without `spread`."""
         return x.chunk(self.size)[self.rank] if self.spread else x
 
     def readings(self, read: Tensor, rows: int) -> tuple[Reading, Reading]:
-        """Of `rows` that all matrices get, and of the rows between them. `read` (m,) has an equal part for each run, of
-        rows within it."""
+        """Return the Readings of `read` (m,) among all `rows`, and among the rows of this rank's run. `read` has an
+        equally long part for each run, in order of the runs."""
         whole, least = Reading(read, rows), rows // self.size
         return whole, Reading(self.run(read) - self.rank * least, least) if self.spread else whole
 
     def joined(self, x: Tensor) -> Tensor:
-        """The ranks' rows, one rank's after the other's."""
+        """All-gather the ranks' rows, in rank order."""
         mine = self._sent(x)
         whole = mine.new_empty(self.size * len(mine), *mine.shape[1:])
         dist.all_gather(list(whole.chunk(self.size)), mine, group=self.group)
         return whole.to(x.device)
 
     def scattered(self, x: Tensor) -> Tensor:
-        """This rank's run of the sum of the ranks' x, added in rank order."""
+        """Reduce-scatter: return this rank's run of the sum of the ranks' x, added in rank order."""
         parts = self.exchanged(x.reshape(self.size, -1, *x.shape[1:]))
         total = parts[0] + parts[1]
         for part in parts[2:]:
@@ -122,15 +122,15 @@ class Axis:
         return total
 
     def exchanged(self, x: Tensor) -> Tensor:
-        """Give part i of x (size, ...) to rank i, and get its part for this rank as part i."""
+        """All-to-all: send part i of x (size, ...) to rank i; part i of the result is what rank i sends this rank."""
         mine = self._sent(x)
         came = torch.empty_like(mine)
         dist.all_to_all_single(came, mine, group=self.group)
         return came.to(x.device)
 
     def in_order(self, x: Tensor) -> Tensor:
-        """The sum of the ranks' x, added in rank order. Gloo's own order depends on a number's place among others, on
-        which inference must not (`invariant.py`); two numbers have one order."""
+        """Return the sum of the ranks' x, added in rank order. Gloo's order depends on an element's place in x, and
+        inference must not depend on it (`invariant.py`). With two ranks, any order gives the same sum."""
         if self.size == 2:
             return self.sum(x)
         mine = self._sent(x)
@@ -141,7 +141,7 @@ class Axis:
         return total.to(x.device)
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        """The ranks' columns of a table (rows, columns), in rank order, at the first; others get their own."""
+        """Return on rank 0 the ranks' tables (rows, columns), joined by columns in rank order; on other ranks x."""
         if self.size == 1:
             return x
         mine = self._sent(x)
@@ -150,29 +150,29 @@ class Axis:
         return torch.cat(parts, dim=1).to(x.device) if parts else x
 
     def _sent(self, x: Tensor) -> Tensor:
-        """x as it is gathered: gloo gathers tensors of CPUs only."""
+        """Return x contiguous, and on the CPU with gloo, which gathers only CPU tensors."""
         return x.contiguous().cpu() if dist.get_backend(self.group) == "gloo" else x.contiguous()
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of the ranks' x, as a new tensor with equal bits on each."""
+        """All-reduce: return the sum of the ranks' x as a new tensor, with equal bits on each rank."""
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
 
     def most(self, x: Tensor) -> Tensor:
-        """The largest of the ranks' numbers at each place."""
+        """Return the elementwise maximum of the ranks' x as a new tensor."""
         largest = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
         return largest
 
     def own(self, ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Where these rows of a matrix are among the `rows` of this rank, 0 for others', and which are others'."""
+        """Return the indices of rows `ids` among this rank's `rows` rows, 0 for other ranks', and a mask of these."""
         mine = ids - self.rank * rows
         others = (mine < 0) | (mine >= rows)
         return mine.masked_fill(others, 0), others
 
     def embed(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        """Rows of a matrix of which each rank has some, (tokens, width)."""
+        """Return the tokens' rows of a matrix, (tokens, width); `weight` is this rank's part of the matrix's rows."""
         if self.size == 1:
             return embed(tokens, weight)
         mine, others = self.own(tokens, len(weight))
@@ -190,7 +190,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _through(x: Tensor, there: Move, back: Move) -> Tensor:
-    """there(x), whose gradient goes back."""
+    """Return there(x); its backward pass applies `back` to the gradient."""
     if not torch.is_grad_enabled():
         return there(x)
     return _Through.apply(x, there, back)  # type: ignore[no-any-return, no-untyped-call]

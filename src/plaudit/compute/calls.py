@@ -1,4 +1,4 @@
-"""Calls kernels, and checks their arguments, only here, against `declarations.py`.
+"""Call kernels, only from here, after checking their arguments against `declarations.py`.
 
     tensors, numbers -> kinds, shapes and strides (remembered for the next such call) -> bounds of entries -> the kernel
 
@@ -36,7 +36,7 @@ if sys.platform != "win32":
 
 def usable(*tensors: Tensor) -> bool:
     """True if the kernels support these tensors: plain CPU tensors, all of one supported precision, last dimension
-    contiguous. Tensors that only look plain (sharded or fake ones) are left to torch."""
+    contiguous. Tensor subclasses (sharded or fake ones) are left to torch."""
     dtype = tensors[0].dtype
     return all(
         type(x) in (Tensor, nn.Parameter)
@@ -83,7 +83,7 @@ def run(name: str, *tensors: Tensor | None, **numbers: float) -> None:
 
 
 class _Form(NamedTuple):
-    """The checked properties of a tensor."""
+    """The properties of a tensor by which a call is checked and remembered."""
 
     kind: type
     dtype: torch.dtype
@@ -94,7 +94,7 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A declared tensor."""
+    """A tensor argument as `declarations.py` declares it."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
@@ -111,7 +111,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The call of a kernel with tensors of these forms."""
+    """A checked call of a kernel, for tensors of certain forms and certain numbers."""
 
     name: str
     function: Callable[..., int]
@@ -141,7 +141,7 @@ def _declared(name: str) -> tuple[_Tensor, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _call(name: str, forms: tuple[Any, ...], given: tuple[tuple[str, float], ...]) -> _Call:
-    """Return the call for tensors of these forms. Raises ValueError for a wrong one."""
+    """Return the call for tensors of these forms. Raises ValueError if they are not as declared."""
     _, numbers, *conditions = KERNELS[name]
     arguments = [(x, form and _Form(*form)) for x, form in zip(_declared(name), forms, strict=True)]
     present = [(x, _right_kind(name, x, form)) for x, form in arguments if form or not x.optional]
@@ -212,7 +212,7 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _constants() -> dict[str, Any]:
-    """Names that every declaration may use."""
+    """Return the functions and numbers that every declaration may use, by name."""
 
     def filled(to: str) -> Callable[[int], int]:
         return lambda count: -(-count // number(to)) * number(to)

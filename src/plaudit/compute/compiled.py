@@ -1,6 +1,6 @@
-"""Functions of a few elementwise operations and sums, which torch.compile makes one kernel of on a GPU.
+"""Compile functions of a few elementwise operations and sums into one kernel on a GPU, by torch.compile.
 
-Operation by operation such a function reads and writes its tensors many times over. Compiling takes some seconds when a
+Uncompiled, such a function reads and writes its tensors once an operation. Compiling takes some seconds when a
 kind of call first occurs; torch keeps the result on disk. Left out: the CPU, which has kernels of our own, and whole
 layers, whose compilation takes minutes.
 """
@@ -25,8 +25,8 @@ _refused: list[str] = []
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let torch compile `function` where its first argument is on a GPU, unless PLAUDIT_TORCH_COMPILE=off. If that
-    fails, it is reported once, and torch computes operation by operation."""
+    """Return `function`, compiled by torch if its first argument is on a GPU, unless PLAUDIT_TORCH_COMPILE=off. If that
+    fails, the error is logged, and from then on this process runs all such functions uncompiled."""
     fast = functools.cache(lambda: torch.compile(function))
 
     @functools.wraps(function)
@@ -39,7 +39,7 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def by_compiler(fast: Callable[..., Result], plain: Callable[..., Result], *given: Any) -> Result:
-    """Call `fast`, which is compiled once for all numbers of rows, or `plain` if it cannot be compiled."""
+    """Call `fast`, whose one compilation serves any number of rows; call `plain` instead if compiling fails."""
     from torch._dynamo.decorators import maybe_mark_dynamic
     from torch._dynamo.exc import TorchDynamoException
 

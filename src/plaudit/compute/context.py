@@ -22,7 +22,7 @@ from plaudit.compute.padded import Padded
 
 
 class Context(Protocol):
-    """The caller promises one entry of `positions` for each token; the implementer returns attention in that order."""
+    """The caller promises one entry of `positions` per token; the implementer returns attention in the same order."""
 
     positions: Tensor  # (tokens,) int64, counted from each sequence's start
     window: int | None  # the model's sliding attention window, which `attend` applies
@@ -45,8 +45,8 @@ class Packed:
         axis: Axis = ALONE,
     ):
         """`lengths` in tokens, each at least 1. `window` is the family's sliding attention window, if any. `index`, for
-        sequences that begin alike, gives each token's place among the computed ones (see `prefixes.py`); by default
-        every token is computed. Along `axis` each rank computes an equal run of them, whose positions are here."""
+        sequences that share prefixes, gives each token's place among the computed ones (see `prefixes.py`); by default
+        every token is computed. `positions` are those of this rank's run: along `axis` ranks compute equal runs."""
         self.lengths = tuple(lengths)
         self.window, self.axis = window, axis
         if min(self.lengths, default=0) < 1:

@@ -1,4 +1,4 @@
-"""What each kernel takes: kinds, shapes, strides and bounds of its arguments. `calls.py` reads and checks them.
+"""Declare each kernel's arguments: kinds, shapes, strides and bounds. `calls.py` reads the declarations and checks.
 
     name: (tensors, numbers, *conditions)
 
@@ -7,7 +7,7 @@ is a name, which means the same wherever it stands, or an expression of names; `
 up to a cache's page and to a register. A tensor with `*` before its size
 may have any shape with that many entries. After a tensor may stand:
 
-    /        rows may lie apart; `name_stride` is the distance from one to the next. Else a tensor is contiguous.
+    /        rows may have gaps between them; `name_stride` is the row stride. Without /, the tensor is contiguous.
     <limit   every entry is at least 0 and less than `limit`; with <<, no entry is less than the one before it either.
     ?        None may stand in its place.
 
@@ -106,7 +106,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
 
 
 def symbols() -> list[str]:
-    """The names of all kernels in a library."""
+    """Return the names of all kernels in a library, with an ending for each precision."""
     return [name + ending for name, (tensors, *_) in KERNELS.items() for ending in _endings(tensors)]
 
 

@@ -3,9 +3,9 @@ unchanged.
 
 It is integer arithmetic on the tensors' bits, at the speed of memory: a sum modulo 2^64 of 32-bit integers (16- or
 8-bit ones if the total size requires it), each times its own odd factor, and each piece of them times a power. Odd
-factors have inverses, so a change of one element always changes the digest; exchanged or otherwise altered elements do
-except for one case in billions. Processes with boxes of tensors can each sum theirs. It is not meant for files or
-against forgery.
+factors have inverses, so a change of one element always changes the sum; exchanged or otherwise altered elements change
+it except in one case in billions. Processes that hold boxes of tensors can sum their own boxes. It is not meant for
+files or against forgery.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BASE = 6364136223846793005
 
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """32 hex digits that depend on every name, dtype, shape and bit, not on order, strides or device."""
+    """Return 32 hex digits that depend on every name, dtype, shape and bit, but not on order, strides or device."""
     # All sums before the first `int` waits for a device.
     sums = {name: (one.dtype, one.shape, box_sum(one, one.shape, [0] * one.dim())) for name, one in tensors.items()}
     return digest_of({name: (dtype, shape, int(one)) for name, (dtype, shape, one) in sums.items()})
 
 
 def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str:
-    """Hash of tensors by name, dtype, shape and checksum; a tensor's checksum is the sum of its boxes' `box_sum`s."""
+    """Return the digest of tensors given as name: (dtype, shape, sum of the `box_sum`s of all of its boxes)."""
     whole = hashlib.blake2b(digest_size=16)
     for name in sorted(sums):
         dtype, shape, one = sums[name]
@@ -46,8 +46,8 @@ def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str
 
 @torch.no_grad()
 def box_sum(values: Tensor, shape: Sequence[int], at: Sequence[int]) -> Tensor:
-    """What a box contributes to the sum of a tensor of this shape, in which it begins at `at`. The sums of boxes that
-    make up the tensor add up, modulo 2^64, to that of the whole one. A box takes whole rows or has two dimensions."""
+    """Return the part () that a box, which begins at `at`, adds to the sum of a tensor of this shape. The parts of all
+    boxes of a tensor add up, modulo 2^64, to its sum. A box must have whole rows, or two dimensions."""
     if not values.numel():
         return torch.zeros((), dtype=torch.int64, device=values.device)
     count, size = math.prod(shape), values.element_size()
@@ -77,7 +77,7 @@ def box_sum(values: Tensor, shape: Sequence[int], at: Sequence[int]) -> Tensor:
 
 
 def _strewn(rows: Tensor, first: int, width: int, count: int, each: int) -> Tensor:
-    """The sum of rows that begin `width` elements apart in a tensor of `count`; a number has `each` elements."""
+    """Return the sum of rows that begin `width` elements apart in a tensor of `count`; a number has `each` elements."""
     numbers, device = rows.contiguous(), rows.device
     if each > 1:
         numbers = numbers.view({1: torch.int8, 2: torch.int16}[rows.element_size()])
@@ -97,13 +97,13 @@ def _strewn(rows: Tensor, first: int, width: int, count: int, each: int) -> Tens
 
 
 def _power(number: int, count: int) -> int:
-    """The factor of the piece of this number among `count`, as 64 bits with a sign."""
+    """Return the factor, as a signed 64-bit integer, of the piece that has the number at this index among `count`."""
     found = pow(BASE, (count - 1) // PIECE - number // PIECE, 1 << 64)
     return found - (found >> 63 << 64)
 
 
 def _bits(rows: Tensor, wide: int) -> Tensor:
-    """View as integers of so many bytes."""
+    """Return rows viewed as integers of `wide` bytes, copied first if strides or offset do not allow a view."""
     # A view as wider numbers must begin at a multiple of their size and have no gaps, even if it has one number.
     starts = (rows.storage_offset(), rows.stride(0))
     if rows.stride(1) != 1 or any(start * rows.element_size() % wide for start in starts):
@@ -113,7 +113,7 @@ def _bits(rows: Tensor, wide: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _factors(device: torch.device) -> Tensor:
-    """Odd factors, all different, so that no two numbers of a piece can be exchanged unnoticed."""
+    """Return PIECE odd factors, all different, so that an exchange of two numbers of a piece changes the sum."""
     generator = torch.Generator().manual_seed(20261121)
     low = torch.randint(0, 2**14, (PIECE,), generator=generator, dtype=torch.int32)
     return (torch.randperm(PIECE, generator=generator).to(torch.int32) * 2**15 + low * 2 + 1).to(device)

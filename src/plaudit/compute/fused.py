@@ -1,6 +1,6 @@
-"""Elementwise parts of the decoder, with gradients: our kernels, or on a GPU what torch compiles: one pass over memory.
+"""Elementwise parts of the decoder, with gradients, in one pass over memory: by our kernels, or on a GPU compiled.
 
-In low precision the kernels compute in float32 and round once.
+In low precision our kernels compute in float32 and round once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def activate(x: Tensor, name: str) -> Tensor:
 
 
 def swiglu(hidden: Tensor) -> Tensor:
-    """silu(gate) * up for hidden = (gate, up) side by side, (rows, 2 width) -> (rows, width). Shazeer 2020,
+    """Return silu(gate) * up, (rows, width), for hidden (rows, 2 width) with gate and up side by side. Shazeer 2020,
     https://arxiv.org/abs/2002.05202."""
     if usable(hidden):
         return _Swiglu.apply(hidden.contiguous())  # type: ignore[no-any-return, no-untyped-call]
@@ -74,15 +74,15 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens], (tokens, width). On the CPU the gradient of a low precision is added up in float32: torch adds in
-    the weight's own there, where a frequent token's later occurrences are lost."""
+    """Return weight[tokens], (tokens, width). On the CPU, gradients of a low-precision weight are summed in float32:
+    torch sums them in the weight's precision, where a frequent token's later occurrences are lost."""
     if weight.device.type == "cpu" and weight.dtype.itemsize < 4:
         return _Embed.apply(tokens, weight)  # type: ignore[no-any-return, no-untyped-call]
     return F.embedding(tokens, weight)
 
 
 class _Activate(torch.autograd.Function):
-    """Keep the slope at x instead of x: the backward pass is one product."""
+    """Save the derivative at x instead of x: the backward pass is one elementwise product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
@@ -100,7 +100,7 @@ class _Activate(torch.autograd.Function):
 
 
 class _Swiglu(torch.autograd.Function):
-    """Keep only the input."""
+    """Save only the input for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class _Swiglu(torch.autograd.Function):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Keep the input and one number a row."""
+    """Save the input, the weight and one number a row for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -157,7 +157,7 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Rotate back, by the transpose."""
+        """Rotate the gradient back: the transpose of a rotation is its inverse."""
         return _Rotate.turned(grad.contiguous(), *ctx.saved_tensors, back=True), None, None
 
 

@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 
 
 class Reading:
-    """index (m,) into `rows` rows, used on `device`; on its own one by default.
+    """An index (m,) into `rows` rows, kept on `device` (default: the index's device).
 
-    `real` (m,), beside the index, marks the reads that send a gradient back; the others' are known to be zero.
+    `real` (m,) marks the reads that have a gradient; the gradients of the other reads are known to be zero.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Reading:
 
     @cached_property
     def bags(self) -> tuple[Tensor, Tensor]:
-        """Reads in the order of the rows that they read, and where each row's reads begin; made only for a backward
-        pass."""
+        """The reads sorted by the row that they read, and the offset of each row's first read (rows,). Computed only
+        for a backward pass."""
         everything = torch.arange(len(self._source), device=self._source.device)
         places = everything if self._real is None else self._real.nonzero()[:, 0]
         found, order = self._source[places].sort(stable=True)
@@ -39,7 +39,7 @@ class Reading:
 
 
 def gathered(x: Tensor, reading: Reading) -> Tensor:
-    """x (rows, ...) at the reading's index, (m, ...)."""
+    """Return the rows of x (rows, ...) at the reading's index, (m, ...)."""
     return _Gather.apply(x, reading)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,14 +1,14 @@
-"""Products of inference whose rows do not depend, to the last bit, on the rows computed beside them.
+"""Batch-invariant products for inference: a row's result does not depend, to the last bit, on the other rows.
 
 Matrix products use another kernel, with another order of additions, for a few left-over rows. Without gradients, rows
-are therefore filled up to multiples that use only whole kernels. Attention and elementwise operations of our own
-kernels need no filling. A sequence's log-probs, its cache and its next token are then the same with any neighbours.
-Rollouts may move between workers, and lost ones can be asked again, without a trace.
+are therefore padded to multiples that use only whole kernels. Attention and elementwise operations of our own kernels
+need no padding. A sequence's log-probs, its KV cache and its next token are then the same in any batch. Rollouts may
+move between workers, and lost ones can be sampled again, with the same results.
 
 This holds on the CPU with our kernels, for the libraries that `products.py` chooses from
 (tests/rollout/test_invariant.py). Torch's attention and elementwise operations depend on their neighbours in the last
-bits. GPU libraries choose kernels by size in their own ways, so nothing is filled up there. With gradients nothing is
-filled up either: the whole batch is then the same for any arrangement of workers. (`few` limits the number of rows in a
+bits. GPU libraries choose kernels by size in their own ways, so nothing is padded there. With gradients nothing is
+padded either: the whole batch is then the same for any arrangement of workers. (`few` rounds the number of rows in a
 pass for speed only.)
 """
 
@@ -35,7 +35,7 @@ def few(count: int, *, digits: int = 6) -> int:
 
 
 def filled(x: Tensor) -> Tensor:
-    """Return x (rows, width) with rows of zeros added if no gradients are kept, so that every kernel is a whole one."""
+    """Return x (rows, width); on the CPU without gradients, rows of zeros are added so that only whole kernels run."""
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return x
     missing = filled_up(x.shape[0], ROWS * torch.get_num_threads()) - x.shape[0]
@@ -43,7 +43,7 @@ def filled(x: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (rows, width) times weight.T; without gradients, each row is computed as if it were alone."""
+    """Return x (rows, width) @ weight.T + bias; without gradients, a row's result does not depend on other rows."""
     whole = filled(x)
     out = product(whole, weight, bias, alone=not torch.is_grad_enabled())
     return out if whole is x else out[: x.shape[0]]
@@ -61,5 +61,5 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
     def product(self, input: Tensor) -> Tensor:
-        """As `forward`, without the bias."""
+        """Compute as `forward`, without the bias."""
         return linear(input, self.weight)

@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` for this processor, once, and keeps the library for later processes.
+"""Compile `kernels.cpp` for this processor, once, and keep the library for later processes.
 
 It needs only a C++ compiler with OpenMP ($CXX, c++ or g++). Without one, or with PLAUDIT_KERNELS=off, torch's
 operations do the same work more slowly. The library is in the folder `kernels` of PLAUDIT_CACHE,
@@ -6,8 +6,8 @@ $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit. Its name depends on the source, the
 can be kept or run there, each process compiles its own.
 
 A library is code. It is loaded only from a folder to which no other user can write, and only if size and digest are
-those written beside it. A new library first checks itself in another process: if the processor lacks one of its
-instructions, only that process dies, and fewer instructions are tried.
+those written beside it. A new library first runs a self-test in another process: if the processor lacks one of its
+instructions, only that process dies, and a smaller instruction set is tried.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ PROBE = "import ctypes, sys; sys.exit(None if ctypes.CDLL(sys.argv[1]).sound_her
 
 @functools.cache
 def number(name: str) -> int:
-    """A constant of the compiled kernels: `page_positions`, `register_numbers`, `parts_of_sums`; `pairs_of_halves` and
-    `matrices_of_halves` are 1 if they use AVX512_BF16 and AMX, else 0."""
+    """Return a constant of the compiled kernels: `page_positions`, `register_numbers` or `parts_of_sums`; or 1 or 0,
+    whether the kernels use AVX512_BF16 (`pairs_of_halves`) or AMX (`matrices_of_halves`)."""
     found = library()
     assert found is not None
     function = found[name]
@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _compilers() -> list[tuple[str, ...]]:
-    """Existing compilers; $CXX may have arguments."""
+    """Return the commands of existing compilers, $CXX (which may have arguments) first; [] if there are none."""
     found: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the program: c++ is often another name of g++
     chosen = os.environ.get("CXX", "")
     for command in (chosen, "c++", "g++"):
@@ -90,7 +90,7 @@ def _compilers() -> list[tuple[str, ...]]:
 
 
 def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
-    """The kernels, compiled if they are not there yet."""
+    """Return the kernels from the cache folder; compile them if they are not there or cannot be kept there."""
     kept = cache_folder() / "kernels" / f"{_name(compiler)}.so"
     try:
         with contextlib.suppress(OSError):  # the folder may exist all the same, made by another process
@@ -118,7 +118,7 @@ def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _opened(kept: Path) -> ctypes.CDLL:
-    """The kept kernels, if they are unchanged. Raises OSError with the fault."""
+    """Load the kept kernels. Raises OSError with the reason if they are absent, changed, or writable by others."""
     found = kept.lstat()
     if not (stat.S_ISREG(found.st_mode) and _private(found)):
         raise OSError(f"{kept} is not a file, belongs to another user, or others may write to it")
@@ -139,7 +139,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _made(compiler: tuple[str, ...], kept: Path | None) -> ctypes.CDLL:
-    """The kernels, compiled and, if there is a folder for them, kept there."""
+    """Compile the kernels, load them and, with `kept`, copy the library and its digest there."""
     with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:
         log.info("compiling Plaudit's kernels for this processor, once: a few seconds")
         made, found = _tried(compiler, Path(folder))
@@ -155,7 +155,7 @@ def _made(compiler: tuple[str, ...], kept: Path | None) -> ctypes.CDLL:
 
 
 def _tried(compiler: tuple[str, ...], folder: Path) -> tuple[Path, ctypes.CDLL]:
-    """Compile for this processor, or for fewer instructions if that fails or does not run."""
+    """Compile for this processor, or for a smaller instruction set if that fails. Return the file and the library."""
 
     def compiled(name: str, instructions: tuple[str, ...]) -> tuple[Path, ctypes.CDLL]:
         made = folder / name
@@ -179,7 +179,7 @@ def _sum(file: Path) -> bytes:
 
 
 def _asked(*command: str) -> str:
-    """A program's output, in any encoding."""
+    """Run a program and return its stdout. Raises CalledProcessError, or TimeoutExpired after PATIENCE seconds."""
     answer = subprocess.run(
         command, check=True, capture_output=True, timeout=PATIENCE, encoding="utf-8", errors="backslashreplace"
     )
@@ -197,14 +197,14 @@ def _private(found: os.stat_result) -> bool:
 
 
 def _name(compiler: tuple[str, ...]) -> str:
-    """A name that differs whenever the library would."""
+    """Return a name for the library that depends on source, compiler, flags and processor."""
     version = _asked(*compiler, "--version")
     parts = (SOURCE.read_text(), *compiler[1:], *FLAGS, *NATIVE, str(FEWER), version, _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """The processor's features that `-march=native` uses."""
+    """Return the processor's features that `-march=native` uses, as text."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """Log-probs and entropies of chosen tokens directly from hidden states, without the full logits tensor.
 
-Only trained tokens pass the head, in chunks. The backward pass is written out, so that autograd keeps no logits either.
-If tokens times vocabulary is small the probabilities are kept, otherwise they are computed again. On a tensor axis each
-rank has rows of the head: a chunk takes one maximum and one sum over ranks, and the gradient of all states one sum.
+Only trained tokens pass the head, in chunks. The backward pass is written by hand, so that autograd keeps no logits. If
+tokens times vocabulary is small the probabilities are kept, otherwise they are computed again. On a tensor axis each
+rank has rows of the head: a chunk needs one maximum and one sum over ranks, and the states' gradient one sum in all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEEP_ELEMENTS = 1 << 25
 
 class _ChosenLogprobs(torch.autograd.Function):
     """hidden (n, width), weight (vocab, width), bias (vocab,) or None, targets (n,) -> log-probs, entropies (n,). On a
-    tensor axis weight and bias are this rank's rows, and all else is equal on its ranks."""
+    tensor axis weight and bias are this rank's rows; all other arguments and the results are equal on its ranks."""
 
     @staticmethod
     def forward(
@@ -109,13 +109,13 @@ class _ChosenLogprobs(torch.autograd.Function):
 
 
 def _fused(hidden: Tensor, axis: Axis) -> bool:
-    """True if logits are read once for their figures and once for their gradients, in the model's precision."""
+    """True if `_figures` and `_slope` compute from logits in the model's precision: on a GPU without a tensor axis."""
     return axis.size == 1 and hidden.device.type != "cpu"
 
 
 @compiled
 def _figures(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of the targets (n,), entropies (n,) and log sum(exp(logits)) (n,), of logits / temperature."""
+    """Return log-probs of the targets, entropies and log sum exp, each (n,), of logits / temperature."""
     chosen = logits.gather(1, targets[:, None])[:, 0].float() / temperature
     logits = logits.float() / temperature
     largest = logits.amax(dim=1)
@@ -135,7 +135,7 @@ def _slope(
     grad_chosen: Tensor,
     grad_entropy: Tensor | None,
 ) -> Tensor:
-    """The gradient of logits (n, vocab). `grad_chosen` (n,) is already over the temperature."""
+    """Return the gradient of logits (n, vocab). `grad_chosen` (n,) is already divided by the temperature."""
     logp = logits.float() / temperature - total[:, None]
     p = logp.exp()
     chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
@@ -146,8 +146,8 @@ def _slope(
 
 
 def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Probabilities of this rank's tokens, (n, its part of the vocabulary); of all ranks' the targets' log-probs, the
-    entropies and log sum(exp(logits)), (n,)."""
+    """Return the probabilities of this rank's part of the vocabulary (n, part), and, over all ranks' parts, log-probs
+    of the targets, entropies and log sum exp, each (n,), of logits / temperature."""
     logits = logits.float() / temperature
     largest = axis.most(logits.amax(dim=1))
     logits -= largest[:, None]
@@ -160,7 +160,7 @@ def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> t
 
 
 def _again(ctx: Any, part: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None) -> Tensor:
-    """Probabilities of these tokens, computed again."""
+    """Compute the probabilities of these states again, (rows of `part`, vocab), in float32."""
     logits: Tensor = ctx.head(hidden[part], weight, bias)
     if total is None:
         return _log_softmax(logits, ctx.temperature).exp_()
@@ -180,7 +180,7 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
-    """total += grad.T @ hidden, summed over chunks in float32."""
+    """Add grad.T @ hidden to `total`, the float32 sum over chunks, in place."""
     if grad.is_cuda and grad.dtype != total.dtype:
         torch.addmm(total, grad.T, hidden, out_dtype=total.dtype, out=total)
     elif grad.dtype == total.dtype and not by_onednn(grad, hidden):
@@ -198,7 +198,7 @@ def chosen_logprobs(
     bias: Tensor | None = None,
     axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax((hidden @ weight.T + bias) / temperature)[targets] and that distribution's entropy, (n,) float32.
+    """Return log softmax((hidden @ weight.T + bias) / temperature)[targets], and the softmax's entropy, (n,) float32.
 
     hidden (n, width) is the state before each target; weight (vocab, width) is the LM head, or this rank's rows of it
     on a tensor axis; targets (n,) int64.
@@ -212,7 +212,7 @@ def chosen_logprobs(
 def logprobs_by(
     head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, *, vocabulary: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """As `chosen_logprobs` for any head (n, width) -> (n, vocabulary); the backward pass computes its logits again."""
+    """Return the same as `chosen_logprobs` for any head, (n, width) -> (n, vocabulary); backward recomputes logits."""
 
     def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logp = _log_softmax(head(hidden), temperature)

@@ -22,7 +22,7 @@ BUCKET_WASTE = 1.1
 
 
 class Padded:
-    """Sequences of these lengths; `index` as in `Packed`."""
+    """Attention of sequences of these lengths, laid end to end; `index` is as in `Packed`."""
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None, *, window: int | None, device: torch.device):
         self.window = window
@@ -69,7 +69,7 @@ class Padded:
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
 
     def _mask(self, length: int, device: torch.device) -> Tensor | None:
-        """None if causal attention is all that is asked for."""
+        """Return the mask of the sliding window, (length, length); None if plain causal attention is enough."""
         if self.window is None or length <= self.window:
             return None
         if length not in self._masks:
@@ -77,21 +77,21 @@ class Padded:
         return self._masks[length]
 
     def _kernels(self, query: Tensor) -> AbstractContextManager[None]:
-        """cuDNN prepares for each new shape of a bucket, which takes a second. Only those of even rows return in each
-        pass."""
+        """Return a context that excludes cuDNN on a GPU, unless all rows are of equal length: cuDNN takes a second for
+        each new shape of a bucket, and only shapes of equal rows come again."""
         if query.is_cuda and not self.even:
             return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
         return nullcontext()
 
 
 def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
-    """True where a query may look: at itself and the `window - 1` tokens before it. Shape (length, length)."""
+    """Return a mask (length, length), True where a query sees a key: its own and the `window - 1` ones before it."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(1 - window)
 
 
 def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
-    """Group rows of similar length, longest first. Each bucket is an index (rows, longest) into the flat tokens. Pads
-    repeat a row's last token."""
+    """Group rows of similar length into buckets, longest first. Return each as an index (rows, longest) into the flat
+    tokens; padding repeats the index of a row's last token."""
     order = sizes.argsort(descending=True, stable=True).tolist()
     padded = sizes.tolist()
     groups: list[list[int]] = [[]]
@@ -113,7 +113,7 @@ def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
 
 
 def _real(rows: Tensor) -> Tensor:
-    """Mark the places of a bucket (rows, longest) that are tokens: a repeated index is a pad."""
+    """Return a mask (rows, longest), True where a bucket has a token: a repeated index is padding."""
     real = torch.ones_like(rows, dtype=torch.bool)
     real[:, 1:] = rows[:, 1:] != rows[:, :-1]
     return real

@@ -5,7 +5,7 @@ Intel's it orders additions by the number of rows, on which a row's result must 
 which torch uses only for bfloat16, uses the whole width, has one order, and reads weights as they are in memory,
 transposed ones too; products stay float32. On AMD processors without AVX-512 MKL is faster. On Intel's, products with
 gradients stay with MKL: it is as fast in the forward pass and twice as fast at a weight's gradient.
-`torch.backends.mkldnn.set_flags(False)` sends everything to MKL again, which gives up invariance on Intel's.
+`torch.backends.mkldnn.set_flags(False)` gives all float32 products to MKL, which gives up invariance on Intel's.
 
 Bfloat16: on processors with matrix registers (AMX), oneDNN's order depends on the number of rows. Products that must be
 invariant use Plaudit's own kernel there. x86 processors without AVX-512 have no products of bfloat16, and torch
@@ -37,8 +37,8 @@ count, since a row's result must not depend on their number."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: bool = False) -> Tensor:
-    """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once. With
-    `alone`, each row is computed as if it were alone, without gradients; the caller fills rows up (see
+    """Return x (rows, inner) @ weight (columns, inner).T + bias (columns,). Differentiable once. With `alone`, without
+    gradients, a row's result on the CPU does not depend on other rows; the caller pads their number (see
     `invariant.linear`)."""
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
@@ -52,8 +52,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: boo
 
 
 def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
-    """first (n, a) transposed times second (n, b): a weight's gradient, (a, b). For bfloat16 it is float32, unless a
-    library has rounded it. Not differentiable."""
+    """Return first (n, a).T @ second (n, b), a weight's gradient (a, b). For bfloat16 the result is float32 where
+    factors are widened, else bfloat16. Not differentiable."""
     if widened(first, second):
         return summed_outer_products(first.float(), second.float())
     if not by_onednn(first, second):
@@ -64,8 +64,8 @@ def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor, *, alone: bool = False) -> bool:
-    """True if oneDNN should multiply these: plain float32 matrices on an x86 CPU, where it is faster than MKL, or rows
-    must be as if `alone`. Tensors that only look plain (sharded or fake ones) are left to torch."""
+    """True if oneDNN should multiply these: plain float32 matrices on an x86 CPU, if it is faster than MKL there, or if
+    rows must be computed as if `alone` and MKL would not do so. Tensor subclasses are left to torch."""
     faster = weight.numel() >= SMALLEST and _wide_registers() and not _intel()
     return (
         (faster or (alone and (_wide_registers() or _intel())))
@@ -89,7 +89,7 @@ def by_matrices(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 
 def product_by_matrices(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` for tensors that `by_matrices` accepts, without gradients, each row as if it were alone."""
+    """Compute `product` with our kernel for tensors that `by_matrices` accepts: no gradients, each row as if alone."""
     x, weight = _even(x), _even(weight).contiguous()
     out = x.new_empty(len(x), len(weight))
     run("product", x, weight, None if bias is None else bias.contiguous(), out)
@@ -97,7 +97,7 @@ def product_by_matrices(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 def _even(x: Tensor) -> Tensor:
-    """x as the kernel reads it, in pairs of adjacent entries."""
+    """Return x padded to an even number of columns, with adjacent entries: the kernel reads pairs of them."""
     if x.shape[1] % 2:
         return F.pad(x, (0, 1))
     return x if x.stride(1) == 1 else x.contiguous()
@@ -114,8 +114,8 @@ def onednn_present() -> bool:
 
 
 def matrices_present() -> bool:
-    """True if the processor has matrix registers of bfloat16, for which oneDNN orders additions by the number of rows,
-    and we have a kernel (by pairs, if the compiler does not know these registers)."""
+    """True if the processor has matrix registers (AMX) of bfloat16, with which oneDNN's order of additions depends on
+    the number of rows, and we have a kernel (by pairs, if the compiler does not know these registers)."""
     if slow_halves() or not available(torch.bfloat16) or not number("pairs_of_halves"):
         return False
     return number("matrices_of_halves") == 1 or torch.cpu._is_amx_tile_supported()
@@ -152,7 +152,7 @@ def _plain_matrices(dtype: torch.dtype, *factors: Tensor) -> bool:
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, *, alone: bool = False) -> Tensor:
-    """`product` without gradients."""
+    """Compute `product` without gradients, by oneDNN or torch."""
     if widened(x, weight):
         return _plain(x.float(), weight.float(), None if bias is None else bias.float(), alone=alone).to(x.dtype)
     return _onednn(x, weight, bias) if by_onednn(x, weight, alone=alone) else F.linear(x, weight, bias)

@@ -34,8 +34,8 @@ TOO_LONG = "too_long/max"
 
 
 class Learner(Scorer):
-    """A scorer that also trains: `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule.
-    `placement` knows the other ranks, which train the same model on other shards of each batch."""
+    """A scorer that also trains `model` in `role` to minimise `loss`. `total_steps` is the run's number of steps, for
+    the schedule. `placement` knows the other ranks, which train the same model on other shards of each batch."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Learner(Scorer):
         waits: bool = False,
         keep: Keep = write_boxes,
     ):
-        """All models share `passes`. With `waits`, the optimizer is in host memory. `keep` writes what is saved."""
+        """A rank's models share `passes`. With `waits`, masters and moments are in host memory. `keep` writes boxes."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
         self.loss, self.halt, self.settings, self.keep = loss, halt, settings, keep
@@ -70,7 +70,7 @@ class Learner(Scorer):
         """Compute gradients of a weighed batch, as part of training step `step` (0-based). Call `apply` afterwards.
         `rate` multiplies the learning rate.
 
-        `skipped` is 1 if the loss or a gradient is not finite, `halted` if the method's `halt` gives a reason. If
+        Return figures: `skipped` is 1 if loss or gradient norm is not finite, `halted` if `halt` gives a reason. If
         memory runs out in a pass, this rank repeats all of its passes with smaller ones, and ranks then agree on the
         size. Raises UnitTooLong on all ranks if a unit does not fit on one.
         """
@@ -105,7 +105,7 @@ class Learner(Scorer):
         return finite((*(local(p) for p in self.model.parameters()), *self.optimizer.state().values()))
 
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
-        """Cut the batch into as many micro-batches as every other rank has, if forward passes contain collectives."""
+        """Cut the batch into micro-batches. If all ranks must make equally many passes, add weightless copies."""
         once = self.model.caches and counts_once(self.model, self.placement.device)
         parts = batch.micro(tokens, together=self.model.caches, once=once)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
@@ -135,7 +135,7 @@ class Learner(Scorer):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
-        """Return figures of the loss over a weighed batch, without learning from it."""
+        """Return this rank's figures of the loss over a weighed batch, without gradients; {} if it has none."""
         found = self.placement.fit(self.passes.score, partial(self._micro, batch), self._work(trains=False))
         self.placement.settle()
         return merge_stats(found)

@@ -1,4 +1,4 @@
-"""What steps change of a rank's models, for those who keep copies of it after each step.
+"""Read and write the part of a rank's models that steps change, so that copies can be kept after each step.
 
 Scorer, Learner -> moving -> tensors, plain values -> moved -> the same on a rank with the same part
 """
@@ -18,7 +18,7 @@ from plaudit.learn.sharding import local
 
 
 def moving(member: Scorer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return this rank's part of everything that steps change, in the memory where it is."""
+    """Return this rank's tensors and plain values that steps change. The tensors share the model's memory."""
     if not isinstance(member, Learner):
         return {name: local(parameter).detach() for name, parameter in member.model.named_parameters()}, {}
     masters = {f"{MASTER}/{name}": master.detach() for name, master in member.optimizer.masters.items()}
@@ -27,7 +27,7 @@ def moving(member: Scorer) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @torch.no_grad()
 def moved(member: Scorer, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Take over what `moving` returned."""
+    """Copy into `member` what `moving` returned on a rank with the same part."""
     for name, mine in moving(member)[0].items():
         mine.copy_(tensors[name])
     if isinstance(member, Learner):

@@ -23,7 +23,7 @@ MASTER = "master"
 
 
 def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
-    """Multiplier of the learning rate at `step` (0-based) of `total`: linear warm-up, then the decay.
+    """Return the multiplier of the learning rate at `step` (0-based) of `total`: linear warm-up, then the decay.
 
     Pure, so that a resumed run needs nothing but its step number.
     """
@@ -69,18 +69,18 @@ class Optimizer:
             parameter.grad_dtype = torch.float32
 
     def collect(self) -> dict[str, Tensor]:
-        """Take and return the gradient that autograd has summed of every trained parameter: zeros if no row used it."""
+        """Return every trained parameter's gradient, zeros if no row used the parameter, and keep it for `step`."""
         self.collected = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
         return self.collected
 
     def gradient_norm(self) -> float:
-        """Norm of all collected gradients; the next step is scaled by it."""
+        """Return the norm of all collected gradients, and keep it: `step` clips by it."""
         self.norm = self.placement.norm(self.collected)
         return self.norm
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update by `rate`. Gradients of a norm above the limit are scaled down to it. Call `gradient_norm` first."""
+        """Update masters and parameters with learning rate `rate`, clipping by norm. Call `gradient_norm` before it."""
         limit = self.settings.max_gradient_norm
         excess = self.norm / limit if 0.0 < limit < self.norm else None
         matrices = [name for name in self.collected if self.masters[name].dim() >= 2]
@@ -97,7 +97,7 @@ class Optimizer:
         self.round()
 
     def _runs(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """What moves at once: all, or what a bucket in host memory holds."""
+        """Yield the names to update in one call: all, or with `waits` those of one bucket at a time."""
         keys, masters = iter(names), [self.masters[name] for name in names]
         for run in buckets(masters) if self.waits else [masters] * bool(names):
             yield [next(keys) for _ in run]
@@ -138,7 +138,7 @@ class Optimizer:
         self._bring(lambda tensor, device: in_host_memory(tensor))
 
     def onload(self) -> None:
-        """Move moments and masters back to the parameters' device, unless they wait at all times."""
+        """Move moments and masters back to the parameters' device, unless `waits` keeps them in host memory."""
         if not self.waits:
             self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))
 
@@ -150,21 +150,21 @@ class Optimizer:
             self.moments[name] = {kind: move(value, device) for kind, value in self.moments[name].items()}
 
     def clear(self) -> None:
-        """Drop the gradients."""
+        """Drop all gradients: the collected ones and those of the parameters."""
         self.collected = {}
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return moments and masters by kind/parameter. Sharded parameters have this rank's rows."""
+        """Return moments, and masters if parameters are rounded, by kind/parameter; if sharded, this rank's rows."""
         moments = {f"{kind}/{name}": value for name, kinds in self.moments.items() for kind, value in kinds.items()}
         names = self.masters if self.placement.rounds else [name for name, _ in self.rounded]
         return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name in names}
 
     @torch.no_grad()
     def restore(self, keys: Collection[str], read: Callable[[str, Tensor], None]) -> None:
-        """Restore `state`: `read` fills this rank's tensor of each key. Raises ValueError if the keys are those of
-        another model or precision."""
+        """Restore what `state` returned. `read(key, tensor)` fills this rank's tensor of a key. Raises ValueError if
+        `keys` are those of another model or precision."""
         own = self.state()
         all_keys = self.placement.specs(
             {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in own.items()}
@@ -196,7 +196,7 @@ class Optimizer:
 
     @property
     def rounded(self) -> list[tuple[str, Tensor]]:
-        """Parameters with a separate master."""
+        """Names and parameters that have a separate float32 master."""
         return [(name, p) for name, p in self.parameters.items() if self.masters[name].dtype != p.dtype]
 
     @torch.no_grad()

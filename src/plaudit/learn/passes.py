@@ -1,9 +1,9 @@
-"""The number of tokens of one pass, which shrinks if memory does not hold them.
+"""Limit the number of tokens of one pass, and halve it if memory runs out.
 
     batch -> cut(tokens) -> run each part -> results; memory runs out -> all again in parts of half the size
 
 Neither gradients nor scores depend on how a batch is cut, so nothing else changes. Left out: ranks that wait for each
-other within a pass; those begin again together (`loop/restart.py`).
+other within a pass; they all restart together instead (`loop/restart.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Cutting = Callable[[int], Sequence[Batch]]
 
 
 class UnitTooLong(OutOfMemory):
-    """A pass over one row, or one pair, does not fit."""
+    """Memory does not hold a pass over one unit (a row, or a pair)."""
 
     def __init__(self, tokens: int, advice: str):
         super().__init__(f"memory does not hold a pass over one unit of {tokens} tokens (a row, or a pair). {advice}")
@@ -43,7 +43,7 @@ class UnitTooLong(OutOfMemory):
 
 @dataclass
 class Room:
-    """Tokens of one kind of pass."""
+    """The most tokens of a pass of one kind."""
 
     tokens: int
     advice: str
@@ -63,9 +63,9 @@ class Room:
         ahead: Callable[[bool], None] = lambda more: None,
         again: bool = True,
     ) -> list[Result]:
-        """Run every part and return the results. Before each part, `ahead` is called with whether others follow.
-        `clear` undoes the parts of a failed attempt. Raises UnitTooLong. Without `again` there is one attempt, and its
-        error is raised."""
+        """Run every part and return the results in order. Call `ahead(more)` before each part; `more` is True if others
+        follow. If memory runs out, call `clear`, halve `tokens` and run everything again; raise UnitTooLong if a single
+        unit does not fit. Without `again`, raise the first attempt's error instead."""
 
         def each(parts: Sequence[Batch]) -> Iterator[Result]:
             for number, part in enumerate(parts, 1):
@@ -107,18 +107,18 @@ class Room:
         return self.tokens < self.asked
 
     def lower(self, tokens: int) -> None:
-        """Use at most this many tokens, as another rank does."""
+        """Use at most this many tokens a pass from now on."""
         self.tokens = min(self.tokens, tokens)
 
 
 def scoring(tokens: int) -> Room:
-    """Passes without gradients."""
+    """Return a Room for passes without gradients."""
     return Room(tokens, SCORING, times=SCORED)
 
 
 @dataclass
 class Passes:
-    """The passes of one rank; all of its models share them."""
+    """The pass sizes of one rank, with gradients (`micro`) and without (`score`); all of its models share them."""
 
     micro: Room
     score: Room
@@ -131,20 +131,20 @@ class Passes:
         return {"micro": self.micro, "score": self.score}
 
     def figures(self) -> Stats:
-        """The lowered sizes, as `micro_tokens/min` and `score_tokens/min`; ranks merge them to the smallest."""
+        """Return lowered sizes as `micro_tokens/min` and `score_tokens/min`; ranks merge them to the smallest."""
         return {f"{name}_tokens/min": float(room.tokens) for name, room in self._rooms().items() if room.lowered}
 
     def agree(self, merged: Stats) -> None:
-        """Use no larger passes than any other rank."""
+        """Lower the sizes to the smallest of all ranks, as in their merged figures."""
         for name, room in self._rooms().items():
             room.lower(int(merged.get(f"{name}_tokens/min", room.tokens)))
 
     def state(self) -> dict[str, list[int]]:
-        """Return the lowered sizes, each with the number in the settings."""
+        """Return the lowered sizes as {name: [number in the settings, lowered number]}."""
         return {name: [room.asked, room.tokens] for name, room in self._rooms().items() if room.lowered}
 
     def restore(self, state: dict[str, list[int]]) -> None:
-        """Continue with the lowered sizes, unless the settings have changed since."""
+        """Take over the lowered sizes that `state` returned, except those whose settings have changed since."""
         for name, (asked, tokens) in state.items():
             room = self._rooms()[name]
             if asked == room.asked:

@@ -2,9 +2,9 @@
 
     rows -> the tokens to compute, and for each token of each row its place among them
 
-A token's state depends only on the tokens up to it. The k answers to a prompt, or both of a pair, therefore need the
-prompt once in every product; attention still sees whole rows (`compute/context.py`). Only the order of additions in
-gradients changes. Left out: prefixes with a cache, which generation copies (`rollout/decode/table.py`).
+A token's state depends only on the tokens up to it. For the k answers to a prompt, or both answers of a pair, matrix
+products therefore compute the prompt once; attention still sees whole rows (`compute/context.py`). Only the order of
+additions in gradients changes. Left out: prefixes in a KV cache, which generation copies (`rollout/decode/table.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import takewhile
 
 
 def shared(rows: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """The tokens to compute (c,), and an index into them for the rows laid end to end (n,), n >= c."""
+    """Return the tokens to compute (c,), and for each token of the concatenated rows its index in them (n,), n >= c."""
     tokens: list[int] = []
     places: dict[int, list[int]] = {}
     row: list[int] = []

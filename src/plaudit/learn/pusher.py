@@ -2,7 +2,7 @@
 
     prepare -> [apply, for several steps ->] push -> messages for the servers; messages of the servers -> pull
 
-Between calls the model has the servers' weights. With local steps the worker's own weights stand aside meanwhile, so
+Between calls the model has the servers' weights. With local steps the worker's own weights are kept apart meanwhile, so
 that samplers, checkpoints and references never see them.
 """
 
@@ -29,14 +29,14 @@ Units = Batch
 
 
 def share(units: Units) -> float:
-    """The share of these units in the trained tokens of their step."""
+    """Return these units' share of the trained tokens of their step."""
     assert units.token_share is not None, "a step's batch is weighed"
     return float(units.token_share.double().sum())
 
 
 class Pusher:
-    """The caller promises that all ranks of an island make the same calls; `begun`, `push` and `save` are the first
-    one's only."""
+    """Exchanges gradients and weights of one learner with servers. The caller promises that all ranks of an island make
+    the same calls, except `begun`, `push` and `save`, which only the island's first rank makes."""
 
     def __init__(self, learner: Learner, servers: Servers):
         self.learner, self.servers, self.drifts = learner, servers, servers.local_steps > 1
@@ -51,7 +51,7 @@ class Pusher:
             self.optimizer.moments = {}  # servers have them
 
     def begun(self, path: Path | None) -> tuple[Any, ...]:
-        """Return what each server begins with, from a checkpoint of any strategy if a path is given; and a 0."""
+        """Return each server's Beginning, from the checkpoint at `path` (of any strategy) if given; and last, a 0."""
         kept, steps = dict[str, Tensor](), 0.0
         if path is not None:
             self.optimizer.moments = {name: self.optimizer.zeros(one) for name, one in self.optimizer.masters.items()}
@@ -74,22 +74,22 @@ class Pusher:
         return Beginning(pieces, steps, {kind: encode(one[start:stop], "float32") for kind, one in whole.items()})
 
     def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
-        """Compute gradients. With local steps they are added to those of units that the worker was asked for before."""
+        """Compute gradients of a batch and return figures. With local steps, add them to gradients not applied yet."""
         if not self.drifts:
             self.optimizer.clear()
         with self._drifted():
             return self.learner.prepare(batch, step, rate)
 
     def apply(self, take: bool, share: float) -> None:
-        """Take the prepared step on the worker's own weights. `share`: of the whole step's tokens, which its gradient
-        is a sum over; its own step is their mean."""
+        """Take the prepared step on the worker's own weights, or drop it. `share` is the worker's share of the whole
+        step's tokens; gradients are divided by it, so that they are means over the worker's own tokens."""
         with self._drifted():
             torch._foreach_div_(list(self.optimizer.collected.values()), share)
             self.optimizer.norm /= share
             self.learner.apply(take)
 
     def push(self) -> tuple[Any, ...]:
-        """Return a message for each server, and the bytes of all: of the gradient, or of how far own steps went."""
+        """Return a message for each server, and their bytes: the gradient, or the servers' weights minus own ones."""
         if not self.drifts:
             values = _flat(self.optimizer.collected.values())
             self.optimizer.clear()
@@ -99,7 +99,7 @@ class Pusher:
         return (*messages, sum(message.nbytes for message in messages))
 
     def pull(self, *messages: Array) -> None:
-        """Take the servers' step."""
+        """Set the model to the weights after the servers' step, and drop own weights and gradients."""
         found = _flat(decode(message, self.servers.push) for message in messages)
         self._set(found if self.servers.push == "float32" else self._weights() + found)
         self.own = None
@@ -110,7 +110,7 @@ class Pusher:
         self.optimizer.clear()
 
     def load(self, *wholes: Array) -> None:
-        """Take the servers' weights. What own steps have added stays added."""
+        """Set the model to the servers' weights. The worker's own weights, if any, move by the same difference."""
         found = _flat(decode(whole, "float32") for whole in wholes)
         if self.own is not None:
             self.own += found - self._weights()
@@ -118,8 +118,8 @@ class Pusher:
         self.feedback.settle(True)
 
     def save(self, path: Path, number: int, steps: float = 0.0, *servers: Mapping[str, Array]) -> dict[str, Any]:
-        """Write what only this worker has, the `number`th of all; the first also what servers keep. Its moments are in
-        the file that a rank would write, from which any strategy goes on."""
+        """Write the state of worker `number`; worker 0 also writes what servers keep. Return values for `restore`. The
+        moments that worker 0 writes are in the file that a rank would write, from which any strategy can resume."""
         kinds = servers[0] if servers else {}
         kept = {kind: _flat(decode(one[kind], "float32") for one in servers) for kind in kinds}
         if self.drifts:
@@ -140,7 +140,7 @@ class Pusher:
         return values
 
     def restore(self, path: Path, number: int, saved: int, values: Mapping[str, Any]) -> None:
-        """Restore what `save` wrote, of one of `saved` workers; a further one begins with another's moments."""
+        """Restore what worker `number` of `saved` wrote; a worker beyond these only begins with another's moments."""
         other = number % max(1, saved)
         if self.drifts:
             self.learner.restore(_of(path, f"moments{other}") if other else path, values)
@@ -177,7 +177,7 @@ class Pusher:
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers end to end, on the CPU."""
+    """Return the numbers of all tensors end to end, as one CPU tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
 
 

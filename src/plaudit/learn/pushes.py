@@ -2,8 +2,8 @@
 
     numbers + what rounding has kept back -> encode -> bytes -> decode -> rounded numbers
 
-int8 has a float32 scale for each block of 256 numbers: 4.06 bits a number less than bfloat16 has bits more (1-bit SGD:
-Seide et al. 2014; blocks: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861).
+int8 has a float32 scale for each block of 256 numbers, so 8.125 bits a number (error feedback: 1-bit SGD, Seide et al.
+2014; blocks: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BLOCK = 256
 
 
 def cuts(total: int, count: int) -> list[tuple[int, int]]:
-    """Runs of nearly equal numbers of blocks, one a server: first and last (excluded) number."""
+    """Return each server's run of the numbers as (start, stop), in whole blocks; last runs may be shorter or empty."""
     each = -(-total // (BLOCK * count)) * BLOCK
     return [(min(number * each, total), min((number + 1) * each, total)) for number in range(count)]
 
 
 def encode(values: Tensor, push: str) -> Array:
-    """Return float32 numbers, (n,), as bytes of their own."""
+    """Return float32 numbers (n,) as bytes in the format `push`; they share no memory."""
     if push == "float32":
         return _bytes(values.clone())
     if push == "bfloat16":
@@ -40,7 +40,7 @@ def encode(values: Tensor, push: str) -> Array:
 
 
 def decode(message: Array, push: str) -> Tensor:
-    """Return the numbers of a message; they may share its memory."""
+    """Return a message's numbers in float32; they may share its memory."""
     if not len(message):  # a server more than there are blocks
         return torch.zeros(0)
     with warnings.catch_warnings():
@@ -62,14 +62,14 @@ def _bytes(values: Tensor) -> Array:
 
 
 class Feedback:
-    """Encodes numbers and adds to the next ones what rounding has kept back of these, so that no error adds up."""
+    """Encodes numbers, and adds the rounding errors of each step to the next step's numbers, so that none add up."""
 
     def __init__(self, size: int, push: str):
         self.push, self.carried = push, torch.zeros(0 if push == "float32" else size)
         self._before: Tensor | None = None
 
     def encode(self, values: Tensor, runs: list[tuple[int, int]]) -> list[Array]:
-        """Return the message of each run. Call `settle` once all messages of a step were made."""
+        """Return a message for each run of `values`. Call `settle` after all messages of a step."""
         if self.push == "float32":
             return [encode(values[start:stop], self.push) for start, stop in runs]
         self._before = self.carried if self._before is None else self._before
@@ -79,7 +79,7 @@ class Feedback:
         return messages
 
     def settle(self, taken: bool) -> None:
-        """If the messages were not taken, forget them: numbers that are not finite must not be carried on."""
+        """End the step. If its messages were not taken, drop their rounding errors, which may not be finite."""
         if self._before is not None and not taken:
             self.carried = self._before
         self._before = None

@@ -54,16 +54,16 @@ class Ranks(Protocol):
         ...
 
     def tell(self, value: Any) -> list[Any]:
-        """Return the plain values of all ranks, in rank order: what JSON can hold."""
+        """Return the values of all ranks, in rank order. A value must be JSON-serialisable."""
         ...
 
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
-        """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them, unless `everyone`."""
+        """Return the tensors of all ranks, of equal shapes, in rank order; [] on ranks above 0, unless `everyone`."""
         ...
 
 
 class Alone:
-    """A worker group of one."""
+    """The only rank of its worker group: each collective returns this rank's own values."""
 
     rank, world, alike = 0, 1, 1
     group: dist.ProcessGroup | None = None
@@ -88,9 +88,9 @@ class Alone:
 
 
 class Together:
-    """One of several ranks of a process group: the default one, which `join` makes, or a part of it. Gloo sums tensors
-    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are. Of
-    neighbours that are alike, figures count once."""
+    """One of several ranks of a process group: the default group, which `join` makes, or a part of it. Gloo sums GPU
+    tensors but gathers only CPU tensors: with gloo, `device` is the CPU for all but `sum`. Figures of `alike`
+    neighbours count once."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None, *, alike: int = 1):
         self.rank, self.world, self.group = dist.get_rank(group), dist.get_world_size(group), group
@@ -140,13 +140,13 @@ class Together:
         return parts
 
     def spread(self, tensor: Tensor, source: int) -> Tensor:
-        """Return the tensor of rank `source`; the others give one of its shape."""
+        """Broadcast the tensor of rank `source` and return it. Other ranks pass one of its shape, which may change."""
         tensor = tensor.to(self.device).contiguous()
         dist.broadcast(tensor, group=self.group, group_src=source)
         return tensor
 
     def exchange(self, tensor: Tensor, other: int) -> Tensor:
-        """Return the other rank's tensor, which is given this one."""
+        """Send the tensor to rank `other`, and return the tensor of equal shape that this rank sends."""
         mine = tensor.to(self.device).contiguous()
         theirs = torch.empty_like(mine)
         sent = dist.isend(mine, group=self.group, group_dst=other)
@@ -157,8 +157,8 @@ class Together:
 
 
 def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> bool:
-    """Let the first rank work while the others wait, which `most` makes them do. True on all if it did not fail; its
-    error is raised there."""
+    """Run `work` on the rank with `first`, while the others wait in the collective `most`. If it fails, raise its error
+    on that rank and return False on the others; otherwise return True on all."""
     failed: Exception | None = None
     if first:
         try:
@@ -172,7 +172,7 @@ def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> 
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Group neighbours of one dtype into at most BUCKET_ELEMENTS each; a larger tensor has its own group."""
+    """Yield lists of neighbouring tensors of one dtype, at most BUCKET_ELEMENTS numbers each; a larger one is alone."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -195,8 +195,8 @@ def join(
     always: bool = False,
     backend: str = "auto",
 ) -> Together | Alone:
-    """Join the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds. A single
-    rank makes no group, unless `always`. Raises ValueError if the backend does not fit the ranks' device."""
+    """Join the process group that meets at `address` (rank 0's `free_address`). Its collectives raise after `timeout`
+    seconds. Return Alone if `world` is 1, unless `always`. Raises ValueError if backend nccl is set without a GPU."""
     if backend == "nccl" and device.type != "cuda":
         raise ValueError(
             f"runtime.backend=nccl: this rank computes on {device}, which is no GPU. Set runtime.backend=gloo"

@@ -30,7 +30,7 @@ WORTH = 0.97
 
 
 class Inputs(NamedTuple):
-    """What a model is given. Every stage of a pipeline has the batch, and so knows the sizes of what passes it."""
+    """The inputs of a forward pass. Each pipeline stage makes them from the batch, and so knows the states' shapes."""
 
     tokens: Tensor  # (n,), those of this rank
     context: Packed
@@ -47,7 +47,7 @@ class Readout:
     """From the states of a rank's reads, (m, width)."""
 
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
-        """`temperature` divides a policy's logits. `share`: compute the common beginning of rows once."""
+        """Run the model. `temperature` divides a policy's logits. `share`: compute common prefixes of rows once."""
         inputs = self.prepared(model, batch, share=share)
         states = model(inputs.tokens, inputs.context, inputs.read)
         return self.finish(model, batch, inputs, states, temperature)
@@ -61,7 +61,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Work(Generic[Result_co]):
-    """What is done with each part of a batch: a pass, and what is kept of its output; with a loss, backwards too."""
+    """A pass over a part of a batch: forward, `finish` (loss, result), backward if it `trains`; returns the result."""
 
     model: LanguageModel
     role: Role
@@ -87,8 +87,8 @@ def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
 
 
 def _inputs(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Inputs:
-    """What gives hidden states after the last norm of the tokens at `read`. Ranks that share a pass compute equal runs
-    of its tokens. Unused filler sequences make them equal; on the CPU they also make the number of rows one of few."""
+    """Return the inputs that give the hidden states, after the last norm, of the tokens at `read`. Ranks that share a
+    pass compute runs of equal size, padded with unused sequences; on the CPU, to one of a few sizes."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
     if share and len(lengths) > 1 and model.caches:
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
@@ -112,9 +112,9 @@ def _inputs(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> In
 
 
 def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the tokens at `read` (n,), in runs of `size`: which are this rank's (k,), where they are among its reads
-    (k,), and its reads' places among its tokens (m,). Each of its runs on the tensor axis has as many reads, filled up
-    with its first token, and on the CPU to one of few numbers."""
+    """Split the reads (n,) by runs of `size` tokens. Return which reads are this rank's (k,), their indices among its m
+    reads (k,), and the places of all m reads among its tokens (m,). Each of its runs on the tensor axis has equally
+    many reads: they are padded with the run's first token, on the CPU to one of a few numbers."""
     count, first = model.axis.runs, model.context_axis.rank * model.axis.runs
     runs = read // size - first
     mine = ((runs >= 0) & (runs < count)).nonzero()[:, 0]
@@ -129,7 +129,7 @@ def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor
 
 
 def _logprobs(model: LanguageModel, batch: Batch, inputs: Inputs, before: Tensor, temperature: float) -> Output:
-    """Log-probs and entropies of the trained tokens under softmax(logits / temperature); 0 on the others."""
+    """Return log-probs and entropies (n,) of the trained tokens under softmax(logits / temperature); 0 on the rest."""
     place, head = batch.trainable.nonzero()[:, 0][inputs.mine], model.head
     targets = batch.tokens.new_zeros(len(before)).index_copy(0, inputs.at, batch.tokens[place])
     if isinstance(head, nn.Linear):
@@ -144,7 +144,7 @@ def _logprobs(model: LanguageModel, batch: Batch, inputs: Inputs, before: Tensor
 
 
 def _values(model: LanguageModel, batch: Batch, inputs: Inputs, states: Tensor, temperature: float) -> Output:
-    """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
+    """Return `values` of the state before each trained token (n,), else 0, and `scores` after each row's end (r,)."""
     place = batch.trainable.nonzero()[:, 0]
     n = len(place)
     scores = _scores(model, inputs, states, n + len(batch))
@@ -152,17 +152,17 @@ def _values(model: LanguageModel, batch: Batch, inputs: Inputs, states: Tensor, 
 
 
 def _placed(values: Tensor, place: Tensor, count: int) -> Tensor:
-    """The values at their places, 0 elsewhere, (count,)."""
+    """Return float32 (count,) with the values at their places and 0 elsewhere."""
     return torch.zeros(count, dtype=torch.float32, device=values.device).index_copy(0, place, values)
 
 
 def _rewards(model: LanguageModel, batch: Batch, inputs: Inputs, ends: Tensor, temperature: float) -> Output:
-    """One score a row (r,), read at its last token."""
+    """Return one score per row (r,), read at its last token."""
     return Output(scores=_scores(model, inputs, ends, len(batch)))
 
 
 def _scores(model: LanguageModel, inputs: Inputs, states: Tensor, count: int) -> Tensor:
-    """One number for each of `count` tokens, (count,), in float32: bfloat16 would leave it three digits."""
+    """Return one number for each of `count` tokens, (count,), in float32: bfloat16 would leave it three digits."""
     head = model.head
     assert isinstance(head, nn.Linear)
     scores = linear(states.float(), head.weight.float(), head.bias)[:, 0]

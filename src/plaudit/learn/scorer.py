@@ -23,8 +23,8 @@ from plaudit.types import Role
 
 class Scorer:
     """Runs a model without gradients over batches of any size, `token_budget` tokens at a time (a number, or a Room
-    shared with other models). If memory does not hold them, it uses fewer from then on. `leader` is the model that it
-    follows, if any."""
+    shared with other models). If memory does not hold them, it uses fewer from then on. `leader` is the model towards
+    which `follow` moves this one, if any."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Scorer:
         return batch.with_columns(**self.columns(batch))
 
     def columns(self, batch: Batch) -> Annotations:
-        """Return this role's columns of the batch; none on a stage before the last. Log-probs by the sampler that the
-        driver does not have come with those of a reference, from which they are subtracted."""
+        """Return this role's columns of the batch; {} on a pipeline stage before the last. A reference also returns the
+        sampler's log-probs, `behaviour`, if the batch has them: the driver may not have them."""
         batch = batch.landed()
         parts: dict[str, list[Tensor]] = {}
         for output in self.outputs(batch):
@@ -60,8 +60,8 @@ class Scorer:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:
-        """Return outputs of consecutive parts of the batch, in order, each within the token budget; none on a stage
-        before the last. Raises UnitTooLong if memory does not hold one row."""
+        """Return the outputs of consecutive parts of the batch, in order, each within the token budget; [] on a stage
+        before the last. Raises UnitTooLong if memory does not hold a pass over one unit."""
         device = self.placement.device
         needed = 0
 
@@ -82,19 +82,19 @@ class Scorer:
         return finite(local(p) for p in self.model.parameters())
 
     def onload(self) -> None:
-        """Be ready to train."""
+        """Bring masters and moments to the device; a scorer has none."""
 
     def offload(self) -> None:
-        """Free the device, except for weights, until `onload`."""
+        """Move masters and moments to host memory until `onload`; a scorer has none."""
 
     def follow(self, share: float) -> None:
-        """Move by `share` of the way towards the leader."""
+        """Move each parameter by `share` of the way towards the leader's (EMA)."""
         assert self.leader is not None
         self.blend(self.leader.get_parameter, share)
 
     @torch.no_grad()
     def blend(self, weights: Callable[[str], Tensor], share: float) -> None:
-        """Move every parameter by `share` of the way towards that of its name (an exponential moving average)."""
+        """Move every parameter by `share` of the way towards `weights(name)` (an exponential moving average)."""
         for name, parameter in self.model.named_parameters():
             mine, towards = local(parameter), local(weights(name)).to(parameter.dtype)
             here = mine.to(towards.device)  # itself, unless it waits in host memory
@@ -104,7 +104,7 @@ class Scorer:
 
 
 class BaseScorer(Scorer):
-    """Runs a model with its adapters off: the reference of a LoRA run, which takes no memory."""
+    """Runs the policy with its adapters off, as the reference of a LoRA run; it needs no weights of its own."""
 
     def outputs(self, batch: Batch) -> list[Output]:
         with adapters_off(self.model):

@@ -1,9 +1,9 @@
-"""A parameter server's part of one trained model: masters of a run of all numbers, and what their optimizer remembers.
+"""A parameter server's part of one trained model: the masters and optimizer state of a run of its numbers.
 
     pushes of workers -> add -> step: AdamW on a sum of gradients, or Nesterov on a mean of differences -> new weights
 
-A model's trained numbers are laid end to end, and a server holds a run of them. Nesterov's momentum on what workers did
-by themselves for several steps is DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105). Left out: files,
+A model's trained numbers are laid end to end, and a server holds a run of them. Nesterov momentum on the differences
+that workers' local steps make is DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105). Left out: files,
 which a worker reads and writes as a rank does.
 """
 
@@ -25,7 +25,7 @@ SENT, MOMENTUM, STEP, MOMENTS = "sent", "momentum", "step", ("exp_avg", "exp_avg
 
 
 class Beginning(NamedTuple):
-    """What a server begins with."""
+    """The state from which a server begins."""
 
     pieces: Sequence[tuple[int, bool]]
     """The numbers of each parameter within its run, and whether they are of a matrix, which decays."""
@@ -35,7 +35,7 @@ class Beginning(NamedTuple):
 
 
 class ServerPart:
-    """The caller promises `load` before all else, and `add` before `step`."""
+    """Keeps a run of weights and updates it. The caller promises `load` before all else, and `add` before `step`."""
 
     def __init__(self, optimizer: OptimizerSettings, servers: Servers):
         self.settings, self.servers, self.averages = optimizer, servers, servers.local_steps > 1
@@ -66,7 +66,7 @@ class ServerPart:
         return list(self.optimizer.moments.values())
 
     def add(self, shares: Sequence[float], *pushes: Array) -> float:
-        """Sum what workers pushed, each times its share, in this order. Return the sum of squares."""
+        """Sum the workers' pushes, each times its share, in the order given. Return the sum's squared norm."""
         self.sum = torch.zeros_like(self.values)
         for share, push in zip(shares, pushes, strict=True):
             self.sum.add_(decode(push, self.servers.push), alpha=share)
@@ -74,7 +74,7 @@ class ServerPart:
 
     @torch.no_grad()
     def step(self, rate: float, norm: float) -> tuple[Array, int]:
-        """Take the step with the sum, whose norm over all servers is given. Return what workers need, and its bytes."""
+        """Take the step with the sum, whose norm over all servers is `norm`. Return workers' message, and its bytes."""
         if self.averages:
             momentum = self.held[MOMENTUM].mul_(self.servers.momentum).add_(self.sum)
             self.values.sub_(self.sum.add_(momentum, alpha=self.servers.momentum), alpha=self.servers.rate)
@@ -91,12 +91,12 @@ class ServerPart:
         return message, message.nbytes
 
     def whole(self) -> tuple[Array, int]:
-        """Return the weights that workers hold, and their bytes."""
+        """Return the weights that workers hold, as a float32 message, and its bytes."""
         message = encode(self.sent, "float32")
         return message, message.nbytes
 
     def kept(self) -> tuple[dict[str, Array], float]:
-        """Return all that `load` takes, and the number of steps."""
+        """Return what `load` takes as `kept`, by kind, and the number of AdamW steps (0 with local steps)."""
         steps = 0.0 if self.averages or not self.sizes else float(self._moments[0][STEP])
         return {kind: encode(values, "float32") for kind, values in self.held.items()}, steps
 

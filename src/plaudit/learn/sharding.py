@@ -46,7 +46,7 @@ class Within(NamedTuple):
 
 
 class Placement(Protocol):
-    """The caller promises that every rank makes the same calls in the same order, and as many forward passes."""
+    """Where a model's parameters are. All ranks must make the same calls in order, and equally many forward passes."""
 
     ranks: Ranks
     """Those with the same part of the model, and other rows."""
@@ -55,28 +55,28 @@ class Placement(Protocol):
 
     @property
     def meets(self) -> bool:
-        """True if ranks wait for each other within a pass, so that none can repeat one."""
+        """True if ranks wait for each other within a pass, so that no rank can repeat a pass by itself."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device on which the model computes."""
         ...
 
     def present(self) -> AbstractContextManager[None]:
-        """While active, the model's parameters are on the device and it can be run."""
+        """Return a context in which the parameters are on the device and the model can be run."""
         ...
 
     def passes(self, count: int) -> int:
-        """Number of forward passes that this rank must make if it needs `count`."""
+        """Return the number of forward passes that this rank must make if it needs `count` itself."""
         ...
 
     def accumulate(self, more: bool) -> None:
-        """Call before each pass with gradients: whether others of the same step follow."""
+        """Call before each pass with gradients; `more` is True if other passes of the same step follow."""
         ...
 
     def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
-        """Do the work on every part, as `Room.fit`. The results are at the last stage, if there are several."""
+        """Do the work on every part, as `Room.fit`. Return the results; [] on a pipeline stage before the last."""
         ...
 
     def merge(self, stats: Stats) -> Stats:
@@ -84,7 +84,7 @@ class Placement(Protocol):
         ...
 
     def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        """Return what all ranks hold by kind/parameter, given what this one does."""
+        """Return the specs of all ranks' tensors by kind/parameter, given those of this rank's."""
         ...
 
     def settle(self) -> None:
@@ -92,37 +92,37 @@ class Placement(Protocol):
         ...
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
-        """Sum gradients, by their parameters' names, over ranks, unless the backward pass has done so."""
+        """Sum gradients (by parameter name) over ranks, in place, unless the backward pass has done so."""
         ...
 
     def norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """Return the norm of the whole gradient, from this rank's part."""
+        """Return the norm of the whole gradient, of which `gradients` are this rank's part."""
         ...
 
     def within(self, key: str, tensor: Tensor) -> Within:
-        """Return the place of this rank's tensor of a kind/parameter in the whole one."""
+        """Return where this rank's tensor of `key` (kind/parameter) lies in the whole tensor."""
         ...
 
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
-        """Gather these parameters, whole and in the model's precision. Only rank 0 gets them, unless `everyone`."""
+        """Return these parameters, whole and in the model's precision; {} on ranks above 0, unless `everyone`."""
         ...
 
     def share(self) -> Share | None:
-        """Return what this rank holds of a model that is read and written in boxes; None for another model."""
+        """Return this rank's share of the model; None if the model is not read and written in boxes."""
         ...
 
     def begin(self, work: Callable[[], None]) -> bool:
-        """Let rank 0 do what must be done before any rank writes its part. False for a rank that has nothing to write,
-        and for all others if it failed at rank 0, which raises the error."""
+        """Let rank 0 do `work` before any rank writes its part. Return True if this rank has a part to write. If the
+        work fails, rank 0 raises its error, and all other ranks return False."""
         ...
 
     def whole(self) -> LanguageModel | None:
-        """Return the model with all of its parameters, to be saved or sent if it has no boxes. Only for rank 0."""
+        """Return the model with all of its parameters, to save or send a model without boxes; None on ranks above 0."""
         ...
 
 
 class InTurn:
-    """Placements whose passes come one after another."""
+    """Base of placements that make their passes one after another, without a pipeline."""
 
     ranks: Ranks
 
@@ -145,7 +145,7 @@ class InTurn:
 
 
 class Around(InTurn):
-    """A placement of parts of a model, each of which `inner` places among the ranks that have it."""
+    """Base of placements that cut a model into parts: `inner` places this rank's part among the ranks that share it."""
 
     def __init__(self, inner: Placement):
         self.inner, self.ranks, self.rounds = inner, inner.ranks, inner.rounds
@@ -171,7 +171,7 @@ class Around(InTurn):
 
 
 class Whole(InTurn):
-    """Every rank has all of the model, or of a stage of it."""
+    """Every rank has the whole model, or the whole of its pipeline stage."""
 
     rounds = False
 
@@ -224,8 +224,8 @@ class Whole(InTurn):
 
 
 class Waiting(Whole):
-    """Every rank has a whole frozen model in host memory. While it is used, its parameters have copies on the device.
-    Buffers are small and always there."""
+    """Every rank has a whole frozen model in host memory; within `present`, its parameters are copies on the device.
+    Buffers are small and are not moved."""
 
     def __init__(self, model: LanguageModel, ranks: Ranks | None = None, *, device: torch.device):
         super().__init__(model, ranks)
@@ -268,8 +268,8 @@ def _place(tensor: Tensor) -> str:
 
 @torch.no_grad()
 def finite(tensors: Iterable[Tensor]) -> bool:
-    """True if all numbers are finite. Reads each once: the sum of squares shows it, with a second look if that
-    overflows."""
+    """True if all numbers are finite. Each tensor is read once, for its norm, and again only if this is not finite,
+    since a sum of finite squares can overflow."""
     held = sorted((one for one in tensors if one.numel()), key=_place, reverse=True)  # a GPU's before the host's
     if not held:
         return True
@@ -294,7 +294,7 @@ def in_host_memory(values: Tensor) -> Tensor:
 
 def recompute_layers(model: LanguageModel) -> None:
     """Enable activation checkpointing in place (Chen et al. 2016, https://arxiv.org/abs/1604.06174): a layer keeps only
-    its input and computes again in the backward pass."""
+    its input and is computed again in the backward pass. Raises ValueError if the model has no `blocks`."""
     if not model.blocks:
         raise ValueError(
             f"{type(model).__name__} does not say what its layers are: set learn.activation_checkpointing=false"

@@ -22,7 +22,7 @@ from plaudit.models.share import Share
 
 
 class Grid(NamedTuple):
-    """Ranks of the data axis as replicas of shards (HSDP)."""
+    """The ranks of the data axis, arranged as replicas that are each sharded over several ranks (HSDP)."""
 
     shards: Ranks
     """Those of this replica, each with other rows of the weights."""
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
     """All of them, replica by replica, by their numbers among all ranks; () for one replica."""
 
     def mesh(self, device: torch.device) -> Any:
-        """The same as torch's FSDP2 takes it."""
+        """Return this arrangement as the DeviceMesh that FSDP2 takes."""
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
         shards, copies = self.shards.group, self.copies.group
@@ -45,15 +45,15 @@ class Grid(NamedTuple):
 
 
 class Sharded(InTurn):
-    """Parameters in shards of rows, one a rank (FSDP2). In place: the model is sharded from here on. A model without
-    values gets them here, each rank only its own.
+    """Shards the model's parameters by rows over the ranks with FSDP2, in place. If the model has no values yet, each
+    rank fills in its own rows.
 
-    Trained parameters of a low precision become float32 and are computed with in the precision that they had; their
+    Trained parameters of a low precision are stored in float32 and cast to the low precision for passes; their
     gradients are summed in float32. `cpu_offload` keeps shards, gradients and moments in the CPU's memory.
 
-    `stage` is that of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): what a rank has in shards while
-    a step is computed. 3: weights too, but for a layer at a time. 2: gradients; weights are gathered once a step. 1:
-    neither; gradients are summed once a step. Between steps a rank has shards alone.
+    `stage` is the ZeRO stage (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): what is sharded while a step
+    is computed. 3: gradients and weights; a layer is gathered while it computes. 2: gradients; weights are gathered
+    once a step. 1: neither; gradients are summed once a step. Between steps, everything is sharded.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sharded(InTurn):
         stage: int = 3,
         grid: Grid | None = None,
     ):
-        """`grid` arranges the ranks; default: one replica."""
+        """`grid` arranges the ranks as replicas of shards; without it, they are one replica."""
         self.model, self.ranks, self.stage = model, ranks, stage
         self.shards, self.copies, _ = grid = grid or Grid(ranks, Alone(), ())
         self._device = device
@@ -108,7 +108,7 @@ class Sharded(InTurn):
             unit.set_requires_gradient_sync(self.stage > 1 or not more, recurse=False)
 
     def settle(self) -> None:
-        """Free what forward passes gathered: it would become stale, and takes memory."""
+        """Free the weights that forward passes gathered: they take memory and would become stale."""
         for unit in self.units:
             unit.reshard()
 
@@ -120,7 +120,7 @@ class Sharded(InTurn):
         return math.sqrt(self.shards.total(mine * mine))
 
     def _full(self, tensors: Mapping[str, Tensor], *, everyone: bool) -> dict[str, Tensor]:
-        """Gather whole tensors on the CPU. Only rank 0 gets them, or of each replica every rank."""
+        """Gather whole tensors on the CPU and return them; {} on ranks above 0, unless `everyone`."""
         found: dict[str, Tensor] = {}
         if self.copies.rank and not everyone:
             return found
@@ -136,7 +136,7 @@ class Sharded(InTurn):
         return found
 
     def within(self, key: str, tensor: Tensor) -> Within:
-        """Return this rank's rows. A number that is equal on all ranks is saved by the first."""
+        """Return where this rank's rows lie. Rank 0 saves a 0-dimensional tensor, which is equal on all ranks."""
         if tensor.dim() == 0:
             return Within((), (((), tensor),), self.ranks.rank == 0)
         name, others = key.rpartition("/")[2], tuple(tensor.shape[1:])
@@ -180,12 +180,12 @@ class Sharded(InTurn):
 def _shard(
     model: LanguageModel, mesh: Any, *, compute: torch.dtype | None, cpu_offload: bool, whole: bool = False
 ) -> list[Any]:
-    """Shard the model: each layer is a unit, and embeddings, last norm and head are one. The latter stays gathered
-    until its backward pass, since log-probs are read from the head's weight after `forward`. With `whole`, layers do
-    too. Return the units.
+    """Shard the model in place and return its FSDP units: each layer is one; embeddings, last norm and head are
+    another. The latter stays gathered until its backward pass, since log-probs are read from the head's weight after
+    `forward`. With `whole`, layers stay gathered too.
 
-    Raises ValueError if passes depend on the rows' lengths, or if parameters depend on the tokens and torch could not
-    sum them.
+    Raises ValueError if the number of passes depends on the rows' lengths (longrope), or if only some tokens may use a
+    parameter (experts) and this torch cannot sum its gradients.
     """
     if model.turn:
         raise ValueError(
@@ -223,7 +223,7 @@ def _shard(
 
 
 def _without_values(model: LanguageModel) -> LanguageModel:
-    """Return the model without values, which takes no memory."""
+    """Return a copy of the model whose parameters are on the meta device and take no memory."""
     empty: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in model.parameters()

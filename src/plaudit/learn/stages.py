@@ -1,11 +1,11 @@
-"""Where a model's layers are that a pipeline cuts into stages, and how micro-batches pass them (`turns.py`).
+"""Place a model's layers on the stages of a pipeline, and run micro-batches through them (`turns.py` has the order).
 
     Whole or Cut, over the ranks with the same layers -> Staged
     micro-batches -> hidden states from stage to stage -> loss and figures at the last one -> gradients back
 
-Each stage has the whole batch, and so knows the size of all that it will get: receives are posted a pass early, and
-micro-batches may differ in size. Nothing waits for a send. Left out: shards of a stage (FSDP2), and NCCL, whose sends
-and receives of a pair of ranks wait for each other.
+Each stage has the whole batch, and so knows the shape of each tensor that it will receive: receives are posted a pass
+early, and micro-batches may differ in size. No pass waits for a send. Left out: shards of a stage (FSDP2), and NCCL,
+where a pair of ranks' sends and receives wait for each other.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ EARLY = 1
 
 
 class Staged(Around):
-    """`inner` places this stage's layers among the ranks that have them too; `line` are the ranks with the other layers
-    and the same rows, by stage; `everyone` are all."""
+    """Places the layers of a pipeline stage. `inner` places them among the ranks that have the same layers; `line` has
+    the ranks of this pipeline by stage, which take the same rows; `everyone` has all ranks."""
 
     def __init__(self, inner: Placement, model: Decoder, line: Ranks, everyone: Ranks):
         super().__init__(inner)
@@ -56,7 +56,7 @@ class Staged(Around):
         return results
 
     def _measure(self, role: str, seconds: float, idle: float) -> None:
-        """The share of the stages' time in which they wait; the mean over the ranks of the data axis."""
+        """Set the figure `bubble`: the share of time in which the stages wait, the mean over the data axis's ranks."""
         stages = self.line.tell((seconds, idle))
         longest, busy = max(whole for whole, _ in stages), sum(whole - idle for whole, idle in stages)
         bubble = 1.0 - busy / (longest * len(stages))

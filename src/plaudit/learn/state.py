@@ -17,7 +17,7 @@ from plaudit.models.boxes import Filled, Stored, beside, create, laid_out, read_
 
 
 def filled(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> list[Filled]:
-    """Return this rank's boxes of the file, which rank 0 creates first; all ranks must call it."""
+    """Return the boxes that this rank must write to `path`, or []. All ranks must call it; rank 0 creates the file."""
     within = {key: placement.within(key, tensor) for key, tensor in tensors.items()}
     specs = placement.specs({key: (tensor.dtype, within[key].shape) for key, tensor in tensors.items()})
     places, headers = laid_out(path.parent, specs, name=path.stem)
@@ -36,14 +36,14 @@ def filled(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> l
 
 
 def opened(placement: Placement, path: Path) -> tuple[Collection[str], Callable[[str, Tensor], None]]:
-    """Return the kinds/parameters in a file, and a function that fills this rank's tensor of one."""
+    """Return the file's keys (kind/parameter), and a function (key, tensor) that reads this rank's part of a key."""
     stored = stored_in([path])
     return stored, partial(_read, placement, stored)
 
 
 @torch.no_grad()
 def _read(placement: Placement, stored: Mapping[str, Stored], key: str, tensor: Tensor) -> None:
-    """Read this rank's box of a tensor. Raises ValueError if the stored one is of another shape."""
+    """Fill this rank's tensor from the stored one. Raises ValueError if the stored shape is not the whole tensor's."""
     shape, held, _ = placement.within(key, tensor)
     if stored[key].shape != shape:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""Which pass a stage of a pipeline makes when. Plain data, without torch.
+"""The order in which each pipeline stage makes its passes. Plain data, without torch.
 
     stages, spans, micro-batches -> turns -> for each stage, its Turns in order
 
 One forward, one backward (1F1B: Narayanan et al. 2019, https://arxiv.org/abs/1806.03377): a stage begins with as many
 forward passes as it takes until its first backward pass can come, then alternates. With several spans of layers a stage
 (interleaved: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473) a micro-batch passes all stages once a span; the
-wait at both ends is shorter, and more is in flight. All stages make the passes of a kind in the same order, so what one
-sends is what the next one waits for. Left out: zero-bubble schedules, since our kernels make both gradients at once.
+bubble is smaller, and more micro-batches are in flight. All stages make the passes of a kind in the same order, so that
+tensors arrive in the order of use. Left out: zero-bubble schedules, since our kernels compute both gradients at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Turn(NamedTuple):
-    """One pass of a stage."""
+    """One forward or backward pass of a stage over one micro-batch."""
 
     backward: bool
     span: int
@@ -26,8 +26,8 @@ class Turn(NamedTuple):
 
 
 def turns(stages: int, spans: int, parts: int, *, trains: bool = True) -> list[list[Turn]]:
-    """The passes of each stage. Without `trains` there are only forward passes. Each micro-batch takes one of each kind
-    and span."""
+    """Return each stage's passes, in order. Each micro-batch has one forward pass per span and, with `trains`, also one
+    backward pass per span."""
     rounds = max(1, parts // stages)
     groups = [range(parts * one // rounds, parts * (one + 1) // rounds) for one in range(rounds)]
     if spans == 1:
@@ -40,7 +40,7 @@ def turns(stages: int, spans: int, parts: int, *, trains: bool = True) -> list[l
 
 
 def _ahead(behind: int, spans: int, groups: list[range]) -> int:
-    """Forward passes before the first backward one, with so many stages behind this one."""
+    """Return the forward passes that a stage makes before it alternates; `behind` stages come after it."""
     return behind if spans == 1 else 2 * behind + (spans - 1) * max(map(len, groups))
 
 
@@ -50,7 +50,7 @@ def _alternating(forwards: list[Turn], backwards: list[Turn], ahead: int) -> lis
 
 
 def source(turn: Turn, stage: int, stages: int, spans: int) -> int | None:
-    """The stage whose pass gives this one its input: hidden states, or their gradient; None at either end."""
+    """Return the stage that sends this pass hidden states, or their gradient; None if it starts at tokens or loss."""
     if turn.backward:
         last = turn.span == spans - 1 and stage == stages - 1
         return None if last else (stage + 1) % stages
@@ -58,5 +58,5 @@ def source(turn: Turn, stage: int, stages: int, spans: int) -> int | None:
 
 
 def target(turn: Turn, stage: int, stages: int, spans: int) -> int | None:
-    """The stage that waits for what this pass gives."""
+    """Return the stage that receives this pass's output; None if the pass ends at the loss or at the tokens."""
     return source(turn._replace(backward=not turn.backward), stage, stages, spans)

@@ -1,4 +1,4 @@
-"""From rewards to advantages. Pure functions; per-token columns are (n,), per-row ones (r,), rows lie end to end."""
+"""Turn rewards into advantages. Pure functions; columns are per token (n,) or per row (r,); rows lie end to end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def generalised_advantages(
     discount: float,
     trace: float,
 ) -> tuple[Tensor, Tensor]:
-    """GAE: delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lambda A_{t+1};  R = A + V. Both (n,).
+    """GAE: delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lambda A_{t+1};  R = A + V. Return A, R, (n,).
 
-    Steps go from trained token to trained token; prompt or tool tokens in between are skipped, not stepped through.
-    `bootstrap` (r,) is V after the last token: 0 where a reward ends the return, the critic's value where none does.
+    t+1 is the next trained token of the row; prompt and tool tokens in between are skipped, and A and R are 0 on them.
+    `bootstrap` (r,) is V after the last token: 0 where a reward ends the return, else the critic's value.
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
     rows = bootstrap.shape[0]
@@ -62,9 +62,9 @@ def return_to_go(rewards: Tensor, trainable: Tensor, row: Tensor, rows: int, *, 
 
 
 def whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """(x - mean) / (std + 1e-8) over all masked entries of the step, unbiased std; 0 where masked out.
+    """(x - mean) / (std + 1e-8) with mean and unbiased std over the entries in the mask; 0 outside the mask.
 
-    With `shift_mean=False` only the scale changes. Fewer than two entries stay as they are: one has no spread.
+    With `shift_mean=False` only the scale changes. Fewer than two entries are returned unchanged: they have no std.
     """
     chosen = x[mask].double()  # float32 would round the mean of equal entries, and / 1e-8 make that a signal
     if chosen.numel() < 2:
@@ -75,7 +75,7 @@ def whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
 
 
 def group_centred(reward: Tensor, group: Tensor, *, scale: bool) -> Tensor:
-    """r - mean(group), and over (std(group) + 1e-4) with `scale`; unbiased std. (r,)
+    """r - mean(group), (r,); with `scale`, divided by (std(group) + 1e-4), std unbiased.
 
     GRPO, Shao et al. 2024, https://arxiv.org/abs/2402.03300; without the scale Dr.GRPO, Liu et al. 2025,
     https://arxiv.org/abs/2503.20783. A group of equal rewards gives 0: it carries no signal.
@@ -104,7 +104,7 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
 
 
 def equal_groups(reward: Tensor, group: Tensor) -> float:
-    """Share of the groups of two or more whose rewards are all the same: no gradient comes from them."""
+    """Return the share of groups with equal rewards, which give no gradient, among groups of two or more; 0 if none."""
     group, groups = _numbered(group)
     several = row_sum(torch.ones_like(reward), group, groups) > 1
     if not bool(several.any()):

@@ -1,4 +1,4 @@
-"""How single losses become the one number that is minimised: the same function for every method.
+"""Weights by which token and row losses become the one number that is minimised, for every method.
 
 A weight says what share of the optimizer step's mean a token (or row) is. Weights are made once over the whole step,
 before it is cut into micro-batches or spread over ranks, and then only summed: how the step is cut cannot change the
@@ -24,12 +24,12 @@ class Aggregation(StrEnum):
 
 
 def token_weights(trainable: Tensor, row: Tensor, rows: int, how: Aggregation, *, constant: float = 1.0) -> Tensor:
-    """Weight of each token, (n,); 0 where not trained.
+    """Return the weight of each token, (n,); 0 for untrained tokens. m is 1 for trained tokens, else 0.
 
         token  m_t / sum m       sequence  m_t / (rows * sum_row m)       constant  m_t / (rows * constant)
 
-    Every row counts as a row: masking one leaves the others' weights as they were, unless they are a mean over tokens.
-    So do GRPO's and Dr.GRPO's losses in TRL (`mask_truncated_completions`).
+    `rows` includes rows without trained tokens: masking a row changes other rows' weights only with `token`, as in
+    TRL's GRPO and Dr.GRPO losses (`mask_truncated_completions`).
     """
     mask = trainable.float()
     if how is Aggregation.TOKEN:
@@ -40,5 +40,5 @@ def token_weights(trainable: Tensor, row: Tensor, rows: int, how: Aggregation, *
 
 
 def unit_weights(row_weight: Tensor, unit: int) -> Tensor:
-    """Weight of each row, (r,), such that the first rows of all units sum to 1 (both rows of a pair carry it)."""
+    """Return row weights (r,) scaled so that those of the units' first rows sum to 1; a pair's rows have equal ones."""
     return row_weight / row_weight.view(-1, unit)[:, 0].sum()

@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def k1(d: Tensor) -> Tensor:
-    """d: unbiased, of either sign, high variance. The one to put into a reward."""
+    """d: unbiased, of either sign, with high variance. Use it in a reward."""
     return d
 
 
 def k2(d: Tensor) -> Tensor:
-    """d^2 / 2: biased, low variance; under samples of the policy its gradient, d grad log pi, is the KL's own."""
+    """d^2 / 2: biased, low variance; for samples of the policy its gradient, d grad log pi, is the KL's gradient."""
     return 0.5 * d.square()
 
 
@@ -27,8 +27,8 @@ def k3(d: Tensor) -> Tensor:
 def weighted_k3(d: Tensor, log_ratio: Tensor) -> Tensor:
     """rho k3(d), rho = exp(log_ratio) = pi / pi_old with its gradient, (n,), under samples of pi_old.
 
-    Unbiased in value and gradient: that is rho d grad log pi, the KL's own (DeepSeek-V3.2, 2025,
-    https://arxiv.org/abs/2512.02556, section 3.1). Where rho is 1 it is k2's, token for token.
+    Unbiased in value and gradient: the gradient is rho d grad log pi (DeepSeek-V3.2, 2025,
+    https://arxiv.org/abs/2512.02556, section 3.1). Where rho is 1, each token's gradient is that of k2.
     """
     return log_ratio.exp() * k3(d)
 
@@ -39,11 +39,11 @@ ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 def adapted_coefficient(coefficient: float, kl: float, *, target: float, horizon: float, sequences: int) -> float:
     """beta * (1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon).
 
-    A step counts for at most one horizon: five horizons could take beta below 0, which would reward straying from the
+    `sequences / horizon` is limited to 1: above 5, beta could become negative, which would reward straying from the
     reference.
 
-    `kl` is the per-sequence sum of k1 averaged over sequences, in nats; a token mean would make published targets
-    meaningless. Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+    `kl` is the sum of k1 over a sequence, averaged over sequences, in nats: published targets are of such sums, not of
+    token means. Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * min(sequences / horizon, 1.0))

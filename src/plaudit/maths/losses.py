@@ -1,4 +1,4 @@
-"""Losses, one value a token (n,) or a pair (p,). Methods multiply them by weights and sum (`aggregate.py`)."""
+"""Losses, one value per token (n,), row (r,) or pair (p,). Methods weigh them (`aggregate.py`) and sum."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEVELS = ("token", "sequence", "geometric")
 
 
 def log_ratio(current: Tensor, old: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str) -> Tensor:
-    """log pi_current - log pi_old on trained tokens, (n,), at one of three levels.
+    """log pi_current - log pi_old, (n,), at one of three levels; 0 on untrained tokens.
 
-    `token`: each token its own. `sequence`: every token of a row carries the row's sum (RLOO's paper). `geometric`:
-    the row's mean (GSPO, Zheng et al. 2025, https://arxiv.org/abs/2507.18071, eq. 7).
+    `token`: the token's own difference. `sequence`: the sum over its row (RLOO's paper). `geometric`: the mean over
+    its row's trained tokens (GSPO, Zheng et al. 2025, https://arxiv.org/abs/2507.18071, eq. 7).
     """
     difference = torch.where(trainable, current - old, torch.zeros_like(current))
     if level == "token":
@@ -33,7 +33,7 @@ def clipped_policy(
 ) -> Tensor:
     """max(-A rho, -A clip(rho, 1 - low, 1 + high)), (n,). With `dual` c > 1: at most -c A where A < 0.
 
-    The pessimistic of the two: moving further than the clip earns nothing, moving back is never hindered.
+    The larger of two losses: moving rho beyond the clip gains nothing, and moving it back always has a gradient.
     PPO, Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; dual clip, Ye et al. 2020; low != high is
     DAPO's clip-higher, Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 10.
     """
@@ -47,7 +47,7 @@ def clipped_policy(
 
 
 def cispo(log_ratio: Tensor, current: Tensor, advantages: Tensor, *, cap: float) -> Tensor:
-    """-min(rho, cap) A log pi with a constant weight, (n,): a bounded ratio takes no token's gradient away.
+    """-min(rho, cap) A log pi, (n,), without a gradient through rho: every token keeps a gradient of log pi.
 
     `log_ratio` is against the policy that sampled, `current` is log pi. MiniMax-M1 2025,
     https://arxiv.org/abs/2506.13585, eq. 4 and 5, without a lower bound, as there.
@@ -58,12 +58,12 @@ def cispo(log_ratio: Tensor, current: Tensor, advantages: Tensor, *, cap: float)
 def off_policy_weight(
     learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str, how: str, cap: float
 ) -> Tensor:
-    """w = pi_learner / pi_sampler of samples that another policy drew, bounded; 1 on untrained tokens, (n,).
+    """w = pi_learner / pi_sampler, bounded, for samples that another policy drew; 1 on untrained tokens, (n,).
 
-    `level` is that of `log_ratio`: each token's own w, the row's product or its geometric mean. `truncate`: w, at most
-    `cap` (truncated importance sampling, Ionides 2008; for samplers that are not the learner, Yao et al. 2025). `mask`:
-    1 where w lies in [1 / cap, cap], else 0. `learner` are its log-probs before the step's first update, `sampler` the
-    behaviour's.
+    `learner` and `sampler` (n,) are log-probs: the learner's before the step's first update, and behaviour. `level` is
+    as in `log_ratio`: w of the token, of the row (product) or its geometric mean. `how`: with `truncate`, min(w, cap)
+    (truncated importance sampling, Ionides 2008; for samplers that are not the learner, Yao et al. 2025); with `mask`,
+    1 where w lies in [1 / cap, cap], else 0.
     """
     difference = log_ratio(learner, sampler, trainable, row, rows, level=level)
     if how == "truncate":
@@ -72,7 +72,7 @@ def off_policy_weight(
 
 
 def clip_fraction(log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """True where the clip takes the gradient away. (n,)"""
+    """True where the clip makes the gradient 0, (n,)."""
     ratio = log_ratio.exp()
     above = (advantages > 0) & (ratio > 1.0 + high)
     below = (advantages < 0) & (ratio < 1.0 - low)
@@ -91,7 +91,7 @@ def clipped_value(values: Tensor, old: Tensor, returns: Tensor, *, clip: float |
 def preference_margin(
     policy: Tensor, reference: Tensor, trainable: Tensor, row: Tensor, rows: int, *, average: bool = False
 ) -> Tensor:
-    """h = (chosen - rejected) of log-ratios summed (or averaged) over each row, for adjacent rows, (rows / 2,)."""
+    """h = log-ratio of the chosen row minus that of the rejected row after it, each a sum (or mean), (rows / 2,)."""
     difference = policy - reference
     if average:
         ratio = row_mean(difference, trainable, row, rows).view(-1, 2)
@@ -133,17 +133,17 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, *, centring:
 
 
 def kto_reference_point(ratio: Tensor, there: Tensor) -> Tensor:
-    """z0 = max(0, mean of `ratio` where `there` is true), (), 0 without any. `ratio` (n,): summed log-ratios of policy
-    to reference for prompts paired with answers to other prompts.
+    """z0 = max(0, mean of `ratio` where `there` is true), shape (); 0 if it is true nowhere. `ratio` (p,): log-ratios
+    of policy to reference, each summed over a row that joins a prompt with an answer to another prompt.
 
-    It estimates their KL: a desirable answer's log-ratio must exceed it, an undesirable one's fall below."""
+    z0 estimates the KL: a good answer's log-ratio should exceed it, a bad one's should be below it."""
     return ((ratio * there).sum() / there.sum().clamp(min=1)).clamp(min=0.0)
 
 
 def kto(side: Tensor, *, beta: float) -> Tensor:
-    """1 - sigma(beta side), (r,): `side` is r - z0 of a good answer and z0 - r of a bad one, r its summed log-ratio.
+    """1 - sigma(beta side), (r,): `side` is r - z0 for a good answer, z0 - r for a bad one, r its summed log-ratio.
 
-    It lies between 0 and 1: an answer far on either side pulls no more. Ethayarajh et al. 2024,
+    The loss saturates at 0 and 1: an answer far on either side has almost no gradient. Ethayarajh et al. 2024,
     https://arxiv.org/abs/2402.01306, eq. 8, before lambda.
     """
     return torch.sigmoid(-beta * side)
@@ -160,9 +160,9 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def log_odds(mean: Tensor) -> Tensor:
-    """log p - log(1 - p) for p = exp(mean), (r,), `mean` a row's mean log-prob; held where p is nearly 1.
+    """log p - log(1 - p) for p = exp(mean), (r,); `mean` is a row's mean log-prob, at most CERTAIN in the value.
 
-    The gradient keeps its largest finite size there, so that the policy can still move away from a certain answer.
+    Above CERTAIN the gradient is that at CERTAIN, large but finite: the policy can still move away from a sure answer.
     """
     held = mean + (mean.clamp(max=CERTAIN) - mean).detach()
     return held - log1mexp(held)
@@ -175,6 +175,6 @@ def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 
 def simpo(scaled: Tensor, *, target_margin: float) -> Tensor:
-    """-log sigma(beta (mean_c - mean_r) - gamma), (p,), `scaled` being beta (mean_c - mean_r) of mean log-probs. Meng
-    et al. 2024, https://arxiv.org/abs/2405.14734, eq. 6."""
+    """-log sigma(scaled - gamma), (p,); `scaled` is beta (mean_c - mean_r) of mean log-probs. Meng et al. 2024,
+    https://arxiv.org/abs/2405.14734, eq. 6."""
     return -logsigmoid(scaled - target_margin)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Debiased exponential averages of x and x^2 (as PopArt, van Hasselt et al. 2016, keeps them).
+    """Exponential averages of x and x^2, debiased when read (as in PopArt, van Hasselt et al. 2016).
 
-    Before the first update mean is 0 and std 1, so normalising is the identity. Updates return a new value; the
-    fields are what a checkpoint saves.
+    Before the first update mean is 0 and std 1, so normalising is the identity. `updated` returns a new object. A
+    checkpoint saves the three fields.
     """
 
     first: float = 0.0
@@ -30,7 +30,7 @@ class Moments:
         return math.sqrt(max(variance, 1e-4))
 
     def updated(self, mean: float, mean_square: float, *, decay: float) -> Moments:
-        """Blend in one step's mean of x and of x^2, old averages kept with weight `decay`."""
+        """Return averages with one step's means of x and x^2 blended in; the old averages have weight `decay`."""
         keep, take = decay, 1.0 - decay
         return Moments(
             keep * self.first + take * mean, keep * self.second + take * mean_square, keep * self.debias + take

@@ -34,8 +34,8 @@ class SpecialTokens:
 
 
 class LanguageModel(nn.Module, ABC):
-    """The implementer sets `head`, `head_kind` and `special`, and computes a sequence independently of those beside
-    it."""
+    """The implementer sets `head`, `head_kind` and `special`, and computes each sequence independently of the other
+    sequences in a pass."""
 
     caches: ClassVar[bool]
     """True if contexts with a KV cache are supported; otherwise `forward` takes only whole sequences (`Packed`)."""
@@ -65,7 +65,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The layers, one after another: units of sharding and of recomputation."""
+        """The layers in order, as units of sharding and of activation checkpointing; () if they are not known."""
         return ()
 
     @property
@@ -75,28 +75,28 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,). With `read` (m,), only
-        those of the tokens at these places, (m, width), in that order."""
+        """Return hidden states after the last norm, (tokens, width), for int64 token ids (tokens,). With `read` (m,),
+        return only those of the tokens at these places, (m, width), in that order."""
 
     @abstractmethod
     def hf_config(self) -> dict[str, Any]:
-        """Content of a config.json that transformers reads as this model, head included."""
+        """Return the content of a config.json that transformers reads as this model, head included."""
 
     @abstractmethod
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All parameters by Hugging Face name, a shared one once; views if possible, detached."""
+        """Yield each parameter once, by Hugging Face name, detached and as a view if possible."""
 
     @abstractmethod
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         """Write the weights, as safetensors, beside config.json."""
 
     def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share | None:
-        """A rank's parts of the parameters, with their boxes of what is stored; None for a model that cannot be read or
-        written in boxes."""
+        """Return a rank's share: `tensors` are its parts of the parameters, and `mesh` tells their boxes. None for a
+        model that cannot be read or written in boxes."""
         return None
 
     def among(self, replicas: int, replica: int) -> tuple[Mesh, int]:
-        """The mesh of so many copies of the model, and this rank's number in it."""
+        """Return the mesh of `replicas` copies of the model, and this rank's number in it as part of copy `replica`."""
         mesh = replace(self.stage.mesh, replicas=replicas, tensor=self.axis.size)
         return mesh, (self.stage.number * replicas + replica) * self.axis.size + self.axis.rank
 
@@ -104,7 +104,7 @@ class LanguageModel(nn.Module, ABC):
         """Make tied parameters share their memory again, after each got memory of its own."""
 
     def packed(self, lengths: Sequence[int]) -> Packed:
-        """The context of whole sequences laid end to end, on this model's device and with its window."""
+        """Return the context of whole sequences laid end to end, on this model's device and with its window."""
         return Packed(lengths, device=self.device, window=self.window)
 
     @property

@@ -48,7 +48,7 @@ SPARED, EACH = 1 << 30, 16
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The place of a tensor in a file."""
+    """Where a tensor lies in a file, and its dtype and whole shape."""
 
     path: Path
     dtype: torch.dtype
@@ -58,7 +58,7 @@ class Stored:
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
-    """The tensors of safetensors files. Raises ValueError for a file that is damaged, or a dtype that is not known."""
+    """Return the tensors of safetensors files by name. Raises ValueError for a damaged file or an unknown dtype."""
     found: dict[str, Stored] = {}
     for path in files:
         header, start = _header(path)
@@ -72,7 +72,7 @@ def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """A file's header and where its data begins, checked by safetensors."""
+    """Return a file's header and the offset of its data. Raises ValueError if safetensors finds the file damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -86,7 +86,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def read_box(stored: Stored, box: Box) -> Iterator[tuple[int, Tensor]]:
-    """Yield a box's rows, some at a time, with the number of the first one in the box."""
+    """Yield (number of the first row within the box, rows), a bucket of rows at a time."""
     width = math.prod(stored.shape[1:])
     row = width * stored.dtype.itemsize
     (first, last), *columns = box or ((0, 1),)
@@ -106,8 +106,8 @@ def read_box(stored: Stored, box: Box) -> Iterator[tuple[int, Tensor]]:
 def laid_out(
     folder: Path, tensors: Mapping[str, tuple[torch.dtype, Shape]], *, name: str = "model", most: float = math.inf
 ) -> tuple[dict[str, Stored], dict[Path, bytes]]:
-    """Plan files for whole tensors, of at most `most` bytes each (a larger tensor has its own): where each tensor will
-    lie, and each file's header. Pure: every process that plans the same gets the same."""
+    """Plan files for whole tensors, of at most `most` bytes each (a larger tensor has its own). Return where each of
+    the tensors will lie, and each file's header. Pure: processes with equal arguments get equal plans."""
     groups: list[list[str]] = [[]]
     size = 0.0
     for one, spec in tensors.items():
@@ -154,7 +154,7 @@ def create(places: Mapping[str, Stored], headers: Mapping[Path, bytes]) -> None:
 
 
 def beside(folder: Path, *, own: bool = False) -> Path:
-    """A folder that another process made; if this one does not see it (or `own`), one of its own in the same place."""
+    """Return `folder` if this process sees it and not `own`; else the sibling folder `<name>-<pid>` of this process."""
     return folder if folder.is_dir() and not own else folder.with_name(f"{folder.name}-{os.getpid()}")
 
 
@@ -175,9 +175,9 @@ def write_boxes(boxes: Iterable[Filled]) -> None:
 
 
 class Pending:
-    """Boxes that wait in host memory until they are written, while what they were copied of changes.
+    """Copies of boxes in host memory that wait to be written, while training changes the tensors.
 
-    A box that host memory has no room for (`left`, bytes) is written at once: then training waits for it.
+    `left` returns the free bytes of host memory. A box for which there is no room is written at once; training waits.
     """
 
     def __init__(self, left: Callable[[], float] = lambda: math.inf):
@@ -227,6 +227,6 @@ def _write(file: int, values: Tensor, offset: int) -> None:
 
 
 def _runs(first: int, last: int, row: int) -> Iterator[tuple[int, int]]:
-    """Cut rows of this many bytes into buckets."""
+    """Yield (begin, end) of buckets of the rows from `first` to `last` (excluded); each row has `row` bytes."""
     rows = max(1, BUCKET_BYTES // max(1, row))
     return ((begin, min(begin + rows, last)) for begin in range(first, last, rows))

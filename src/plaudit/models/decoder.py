@@ -131,8 +131,8 @@ class MLP(nn.Module):
 
 
 def _back(layer: Linear, x: Tensor, axis: Axis, rows: int) -> Tensor:
-    """A projection of the first rows back into the residual stream: ranks' products are summed, and then the bias is
-    added, once."""
+    """Project the first `rows` rows back into the residual stream. On a tensor axis, the ranks' products are summed,
+    and then the bias is added once."""
     out: Tensor = layer(x) if axis.size == 1 else layer.product(x)
     out = out if out.shape[0] == rows else out[:rows]
     if axis.size == 1:
@@ -143,7 +143,7 @@ def _back(layer: Linear, x: Tensor, axis: Axis, rows: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Pre-norm residual block; after attention it may continue with some of the tokens only."""
+    """Pre-norm residual block. With `read`, only the tokens to be read continue after attention."""
 
     def __init__(self, config: DecoderConfig, layer: int, axis: Axis = ALONE):
         super().__init__()
@@ -165,7 +165,7 @@ class Layer(nn.Module):
 
 
 def _if(there: bool, make: Callable[[], Module]) -> Module:
-    """A module that all but some stages of a pipeline have, which alone use it."""
+    """Return make() if this pipeline stage has the module; else None, which the stage never uses."""
     return make() if there else cast(Any, None)
 
 
@@ -210,8 +210,8 @@ class Decoder(LanguageModel):
         axis: Axis = ALONE,
         stage: Stage = WHOLE,
     ) -> Decoder:
-        """Make a decoder with uninitialised parameters, for weights that will be read. Without a device it has no
-        memory before its placement makes room, and `fill` waits for that."""
+        """Make a decoder with uninitialised parameters, for weights that will be read. With `device=None` it has no
+        memory until its placement allocates it, and `fill` is deferred until then."""
         with torch.device("meta"):
             model = cls(config, head=head, axis=axis, stage=stage).to(dtype)
         if device is None:
@@ -243,8 +243,8 @@ class Decoder(LanguageModel):
         return self.config.window
 
     def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None, span: int = 0) -> Tensor:
-        """With a `span` of a stage, hidden states of its last layer; all but the very first one get those of the layer
-        before in place of tokens."""
+        """Compute one `span` of the stage. If it lacks the first layer, `tokens` are hidden states of the layer before.
+        If it lacks the last layer, return hidden states of its own last one, without norm and `read`."""
         if context.window != self.config.window:
             raise ValueError(
                 f"The context has window={context.window}, the model window={self.config.window}. "
@@ -268,7 +268,7 @@ class Decoder(LanguageModel):
         return x + embed(self.axis.run(context.positions), self.position_embedding.weight)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotation at these positions, (tokens, 1, dim / 2)."""
+        """Return cosines and sines of the rotation at these positions, each (tokens, 1, dim / 2)."""
         # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies = rotary_frequencies(self.config).to(positions.device)
@@ -287,7 +287,7 @@ class Decoder(LanguageModel):
         write_weights(share, folder, most=max_shard_bytes, adapters=own)
 
     def held(self) -> Share:
-        """All of its parameters: this rank's share along the axes of tensor and pipeline."""
+        """Return this rank's share along the tensor and pipeline axes, with all of the model's own parameters."""
         return self.share(*self.among(1, 0), dict(self.named_parameters()))
 
     def initialise(self, seed: int) -> None:
@@ -298,7 +298,7 @@ class Decoder(LanguageModel):
         return Share(Layout(self.config, self.head_kind, mesh, self.lora), rank, tensors, self.dtype)
 
     def fill(self, values: Callable[[Share], None]) -> None:
-        """Give the model values: now, or once its placement has made room for them."""
+        """Let `values` fill the model's share: now, or if memory is pending, once its placement has allocated it."""
         if self.pending is None:
             values(self.held())
         else:

@@ -1,4 +1,4 @@
-"""What a model's folder says of it, read without its weights and without torch.
+"""Describe a model by its folder, without reading its weights and without torch.
 
     folder or hub id -> positions, end tokens, parameters; whether it is a judge
 
@@ -25,7 +25,7 @@ ANY_SIZE = math.lcm(*range(1, 65))
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """The content of a folder's config.json."""
+    """Return the content of a folder's config.json. Raises FileNotFoundError if it has none."""
     path = folder / "config.json"
     if not path.exists():
         raise FileNotFoundError(
@@ -35,8 +35,8 @@ def folder_config(folder: Path) -> dict[str, Any]:
 
 
 def check_cut(keys: Mapping[str, Any], mesh: Mesh, check: Callable[[DecoderConfig, Mesh], None] = check_mesh) -> None:
-    """Raise MeshError if a model with these keys of config.json cannot be cut by a mesh. A vocabulary that they do not
-    name, since it is the tokenizer's, is left out."""
+    """Raise MeshError if a mesh cannot cut a model with these keys of config.json. Without vocab_size among them (the
+    tokenizer then sets it), the vocabulary is not checked. Unknown keys are left to the loader."""
     try:
         config = read_config({"vocab_size": ANY_SIZE, **keys})
     except UnknownKeyError:
@@ -54,7 +54,7 @@ def not_cut(mesh: Mesh, reason: str) -> MeshError:
 
 
 def check_scores(path: str) -> None:
-    """Raise ValueError for a model without a scalar head of its own: a fresh one would score at random."""
+    """Raise ValueError if the model's files have no scalar head: a fresh one would score at random."""
     folder = local_folder(path)
     try:
         scalar_head = f"{family_of(read_config(folder_config(folder)).family).scalar_head}.weight"
@@ -68,7 +68,7 @@ def check_scores(path: str) -> None:
 
 
 def positions(path: str) -> int:
-    """The number of tokens that a model's context has room for, from its configuration."""
+    """Return the largest number of tokens in a model's context, from its configuration."""
     folder = local_folder(path)
     try:
         return read_config(folder_config(folder)).max_positions
@@ -79,14 +79,14 @@ def positions(path: str) -> int:
 
 
 def end_ids(path: str) -> tuple[int, ...]:
-    """The end tokens that a model's folder names, from its configuration."""
+    """Return the ids of a model's end tokens, from its config.json and generation_config.json; () if none."""
     folder = local_folder(path)
     generation = folder / "generation_config.json"
     return end_ids_of(folder_config(folder), read_json(generation) if generation.exists() else {})
 
 
 def end_ids_of(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end tokens of config.json; generation_config.json knows more in some chat models."""
+    """Return generation_config.json's end ids, since some chat models have more there, else config.json's, else ()."""
     eos = generation.get("eos_token_id") or config.get("eos_token_id")
     found = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     if strange := [one for one in found if type(one) is not int or not 0 <= one < 1 << 31]:

@@ -1,4 +1,4 @@
-"""The device that a process computes on."""
+"""Choose the device on which a process computes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def device_of(name: str) -> str:
-    """The device that a setting names; `auto` is a GPU if there is one. Raises ValueError for a device that does not
-    exist."""
+    """Return the torch device that a setting names: cpu, cuda or cuda:N; `auto` is cuda if there is a GPU, else cpu.
+    Raises ValueError for another name, or for a GPU that does not exist."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return "cuda" if gpus else "cpu"

@@ -50,7 +50,7 @@ SIZE = re.compile("(size|layers?|dim|d_model|embd|heads?|experts)$")
 
 
 class Logits(nn.Module):
-    """A LM head with what some families do to its output: a factor (Cohere, Granite) and a soft cap (Gemma)."""
+    """An LM head, with the factor (Cohere, Granite) and soft cap (Gemma) that some families apply to its logits."""
 
     def __init__(self, linear: nn.Module, config: Any):
         super().__init__()
@@ -95,7 +95,7 @@ class Fallback(LanguageModel):
 
     @property
     def pad(self) -> int | None:
-        """The pad's id, which config.json may leave to the family's default."""
+        """The pad token's id, which config.json may leave to the family's default; None if there is none."""
         found: int | None = self._text.pad_token_id
         return found
 
@@ -123,7 +123,7 @@ class Fallback(LanguageModel):
         return hidden if read is None else hidden.index_select(0, read)
 
     def _states(self, rows: Sequence[Tensor], chosen: Sequence[int]) -> list[Tensor]:
-        """Hidden states of the chosen rows, computed together."""
+        """Return the hidden states of each chosen row (length, width), computed in one padded pass."""
         lengths = [len(rows[k]) for k in chosen]
         padded = nn.utils.rnn.pad_sequence([rows[k] for k in chosen], batch_first=True)  # (rows, longest)
         ends = torch.tensor(lengths, device=padded.device)
@@ -138,7 +138,7 @@ class Fallback(LanguageModel):
         return {**config, "architectures": [type(self.inner).__name__]}
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as in memory: for a few families transformers writes other ones to disk."""
+        """Yield parameters by their names in memory; for a few families transformers writes other names to disk."""
         for name, parameter in self.named_parameters():
             yield name.removeprefix("inner."), parameter.detach()
 
@@ -147,7 +147,7 @@ class Fallback(LanguageModel):
 
 
 def folder_positions(folder: Path) -> int:
-    """`max_positions` of the model in a folder, from its configuration."""
+    """Return `max_positions` of the model in a folder. Raises ValueError if transformers cannot read config.json."""
     from transformers import AutoConfig
 
     try:
@@ -163,21 +163,21 @@ def _positions(config: Any) -> int:
 
 
 def _set(config: Any, *names: str) -> Any:
-    """The first of these keys that the configuration sets, or None: families have different keys."""
+    """Return the first value under these keys that is set and not 0, or None: families name their keys differently."""
     return next((value for name in names if (value := getattr(config, name, None))), None)
 
 
 def _turn(config: Any) -> int:
-    """The length above which transformers uses other rotary frequencies for everything in a call (longrope). Rows on
-    either side are computed separately, so that none depends on its neighbours."""
+    """Return the length above which transformers uses other rotary frequencies for all rows of a call (longrope), or 0.
+    Rows up to it and longer ones are computed separately, so that no row depends on its neighbours."""
     rope = _set(config, "rope_parameters") or {}
     longest = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
     return int(longest or 0)
 
 
 def _check_sizes(keys: Mapping[str, Any], stored: int) -> None:
-    """Raise ValueError for a size or number of layers above that of all weights, for which transformers would ask for
-    memory, or make modules without end."""
+    """Raise ValueError for a size or number of layers above the number of stored weights (and a million): transformers
+    would allocate memory or make modules for it without end."""
     for key, value in keys.items():
         if isinstance(value, Mapping):
             _check_sizes(value, stored)
@@ -239,7 +239,7 @@ def _auto_class(head: HeadKind) -> Any:
 
 
 def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallback:
-    """Wrap a model. `seed` is for a fresh scalar head; None if the head was loaded."""
+    """Wrap a transformers model and check it. `seed` draws a fresh scalar head; None if the head was loaded."""
     if head == "scalar" and "score" not in dict(inner.named_children()):
         raise ValueError(
             f"transformers' {type(inner).__name__} has no head named score, so it is not a causal reward model. "
@@ -257,7 +257,7 @@ def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallb
 
 @torch.no_grad()
 def _attend_in_full(model: Fallback) -> None:
-    """Use eager attention for a model that passes its attention more than SDPA computes."""
+    """Switch the model to eager attention if it passes SDPA arguments that SDPA ignores."""
     with _unread_by_sdpa() as unread:
         model(torch.arange(4, device=model.device) % model.vocab_size, model.packed([4]))
     if unread:
@@ -287,7 +287,7 @@ def _unread_by_sdpa() -> Iterator[set[str]]:
 
 @torch.no_grad()
 def _probe(model: Fallback) -> None:
-    """Refuse a model whose trunk looks ahead or whose logits are more than our head on the trunk's hidden states."""
+    """Raise ValueError if the trunk is not causal, or if logits are more than our head on the trunk's hidden states."""
     tokens = torch.arange(4, device=model.device) % model.vocab_size
     hidden = model(tokens, model.packed([4]))
     prefix = model(tokens[:3], model.packed([3]))

@@ -61,7 +61,7 @@ def family_of(model_type: str) -> Family:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Make a `DecoderConfig` from a config.json's content; keys that it cannot follow exactly are refused by name."""
+    """Return the `DecoderConfig` of a config.json's content. Raises UnsupportedError for keys that are not computed."""
     if "model_type" not in config:
         raise ValueError(f"The model config has no model_type. Add it (native: {', '.join(FAMILIES)}).")
     keys = Keys(config)
@@ -71,7 +71,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def write_config(config: DecoderConfig, *, head: HeadKind) -> dict[str, Any]:
-    """The config.json content that transformers reads as this decoder."""
+    """Return config.json content that transformers reads as this decoder. Raises ValueError if no keys express it."""
     family = family_of(config.family)
     written = {"model_type": family.model_type, **family.write(config)}
     if read_config(written) != config:
@@ -164,7 +164,7 @@ register_family(
 def _read_rotary(
     keys: Keys, *, qkv_bias: bool, output_bias: bool, sizes: Mapping[str, int], **own: Any
 ) -> DecoderConfig:
-    """The keys that Llama, Mistral and Qwen share. `sizes` are transformers' defaults for absent keys."""
+    """Read the keys that Llama, Mistral and Qwen share. `sizes` are transformers' defaults for absent keys."""
     width = keys.take("hidden_size", 4096)
     heads = keys.take("num_attention_heads", 32)
     max_positions = keys.take("max_position_embeddings", sizes["max_position_embeddings"])
@@ -267,7 +267,7 @@ QWEN_SIZES = {
 
 
 def _qwen_window(keys: Keys) -> int | None:
-    """The window of all layers; a mix of full and sliding layers is refused."""
+    """Return the window of all layers, None for full attention. Raises UnsupportedError for a mix of both."""
     used = keys.take("use_sliding_window", False)
     window = keys.nullable("sliding_window", 4096) if used else keys.take("sliding_window") and None
     layers = keys.peek("num_hidden_layers", 32)

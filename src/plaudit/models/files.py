@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file. Raises ValueError that names the file if it holds none."""
+    """Return the JSON object in a file. Raises ValueError, with the file's name, if it holds none."""
     found = content(path)
     try:
         keys = json.loads(found)
@@ -38,7 +38,7 @@ def write_json(path: Path, keys: Mapping[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a folder. If there are none, the error says what to do."""
+    """List the safetensors files of a folder. FileNotFoundError or ValueError (pickles, bad index) says what to do."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / INDEX
@@ -76,7 +76,7 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor_names(files: list[Path]) -> list[str]:
-    """List the tensors that the files' heads name; torch is not loaded."""
+    """List the names of all tensors, from the files' headers; torch is not loaded."""
     names: list[str] = []
     for path in files:
         with _opened(path, framework="np") as file:
@@ -85,7 +85,7 @@ def tensor_names(files: list[Path]) -> list[str]:
 
 
 def stored_numbers(files: list[Path]) -> int:
-    """How many numbers the files' heads say that they hold; torch is not loaded."""
+    """Return how many numbers the files hold according to their headers; torch is not loaded."""
     total = 0
     for path in files:
         with _opened(path, framework="np") as file:

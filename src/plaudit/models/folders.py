@@ -13,8 +13,8 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def local_folder(path: str) -> Path:
-    """Return the folder: the path itself, that of a run's model, or that of an address or hub id, downloaded or
-    cached."""
+    """Return a model's folder: `path` itself, the best or newest model of the run at `path`, or the local copy of an
+    address or hub id, downloaded unless cached. Raises FileNotFoundError if there is none."""
     if is_address(path):
         return local_copy(path)
     folder = at_home(path)
@@ -34,7 +34,7 @@ def local_folder(path: str) -> Path:
 
 
 def refuse_absent(path: str) -> None:
-    """Raise FileNotFoundError for a path without a folder that is no hub id either: one whose parent is here, too."""
+    """Raise FileNotFoundError if an absent path cannot be a hub id, or if its parent folder exists here."""
     parent = at_home(path).parent
     if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1 or ("/" in path and parent.is_dir()):
         names = [one.name for one in parent.glob("*/")] if parent.is_dir() else []
@@ -44,7 +44,7 @@ def refuse_absent(path: str) -> None:
 
 
 def run_of(path: str) -> Path | None:
-    """The run that a model is of, given as the run's folder or as one of its checkpoints; None for other models."""
+    """Return the folder of a model's run, if `path` is a run or a checkpoint of one; None for other models."""
     folder = at_home(path).absolute()
     if not folder.is_dir():
         return None
@@ -59,7 +59,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _model_of_run(run: Path) -> Path:
-    """The policy (or judge) of a run's best committed checkpoint if evaluations were compared, else of its newest."""
+    """Return the policy's (or judge's) folder in the run's best committed checkpoint, if evaluated, else its newest."""
     states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
     found = sorted(states, key=lambda path: int(path.name.rpartition("globalstep")[2]))
     for name in (best_checkpoint(found[-1]), found[-1].name) if found else ():
@@ -70,7 +70,7 @@ def _model_of_run(run: Path) -> Path:
 
 
 def config_file(path: str) -> Path:
-    """The config.json of a folder or run, or that of a hub id, of which nothing else is fetched."""
+    """Return the path of a folder's or run's config.json, or of a hub id's, downloading only this file."""
     if at_home(path).is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1:
         return local_folder(path) / "config.json"
     from huggingface_hub import hf_hub_download

@@ -1,4 +1,4 @@
-"""Random numbers for fresh parameters, the same for a seed on every device: a GPU's generator would draw others."""
+"""Random numbers for fresh parameters, drawn on the CPU: a seed gives the same numbers whatever the model's device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def generator(seed: int) -> torch.Generator:
 
 @torch.no_grad()
 def draw_normal(parameter: Tensor, std: float, source: torch.Generator) -> None:
-    """N(0, std), in place."""
+    """Fill the parameter from a normal distribution of mean 0 and deviation `std`, in place."""
     parameter.copy_(_here(parameter).normal_(0.0, std, generator=source))
 
 
 def _here(parameter: Tensor) -> Tensor:
-    """Memory on the CPU for a tensor's values: the tensor itself if it is there."""
+    """Return the tensor itself if it is on the CPU, else an uninitialised CPU tensor like it."""
     return parameter if parameter.device.type == "cpu" else torch.empty_like(parameter, device="cpu")

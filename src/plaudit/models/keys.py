@@ -56,7 +56,7 @@ TYPES = {
 
 
 class Keys:
-    """A config's keys, taken one by one. Keys that are left at the end were not computed and are refused."""
+    """A config's keys, taken one by one. `finish` refuses those that are left, since nothing computes them."""
 
     def __init__(self, config: Mapping[str, Any]):
         self.model_type = str(config["model_type"])
@@ -64,17 +64,17 @@ class Keys:
         self._known: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The key's value, or `default` if it is missing or null."""
+        """Take the key and return its value, or `default` if it is missing or null."""
         value = self.nullable(name, default)
         return default if value is None else value
 
     def nullable(self, name: str, default: Any) -> Any:
-        """The key's value, which may be null, or `default` if it is missing."""
+        """Take the key and return its value, which may be null, or `default` if it is missing."""
         self._known.add(name)
         return self._typed(name, self._left.pop(name, default), default)
 
     def peek(self, name: str, default: Any = None) -> Any:
-        """The value of a key that other code takes."""
+        """Return a key's value, or `default` if missing or null, without taking it: other code takes it."""
         value = self._typed(name, self._left.get(name), default)
         return default if value is None else value
 
@@ -86,7 +86,7 @@ class Keys:
         return value
 
     def expect(self, name: str, only: Any) -> None:
-        """Refuse every value of `name` but the one that the decoder computes."""
+        """Take the key `name`. Raises UnsupportedError unless its value is `only` (or missing, or null)."""
         value = self.take(name, only)
         if value != only:
             self.refuse(f"{name}={value!r} (only {only!r} is computed)")
@@ -98,7 +98,7 @@ class Keys:
         return ACTIVATIONS[value]
 
     def rope(self, max_positions: int) -> tuple[float, RopeScaling | None]:
-        """Rotary base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
+        """Take rotary base and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
         rope = dict(self.take("rope_scaling", {}) or self.take("rope_parameters", {}))
         self.take("rope_parameters", {})
         top = self.take("rope_theta", 10_000.0)
@@ -132,7 +132,7 @@ class Keys:
         raise UnsupportedError(f"The native decoder does not compute this {self.model_type} config: {what}.")
 
     def finish(self) -> None:
-        """Refuse keys that were not taken. Null and empty values mean "off" for every key."""
+        """Raise UnknownKeyError for keys not taken, unless they are inert, private, null or empty (which means off)."""
         unknown = [
             name
             for name, value in self._left.items()

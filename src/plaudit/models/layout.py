@@ -30,7 +30,7 @@ ADAPTABLE = (".qkv.weight", ".output.weight", ".up.weight", ".down.weight")
 
 
 class Piece(NamedTuple):
-    """Where a block of a rank's part of a parameter lies."""
+    """A block of a parameter that a rank holds: its place in the whole parameter and in the rank's part."""
 
     start: tuple[int, ...]
     """Where it begins in the whole parameter, and"""
@@ -114,7 +114,7 @@ class Layout:
         return found
 
     def stages(self, ours: str) -> tuple[int, ...]:
-        """The pipeline stages with this parameter. A tied embedding is on the first and, as the head, on the last."""
+        """Return the pipeline stages that have a parameter: for a tied embedding the first and, as head, the last."""
         return self._stages[ours]
 
     def _stages_of(self, ours: str) -> tuple[int, ...]:
@@ -127,33 +127,33 @@ class Layout:
         return (0, last) if shared else (0,)
 
     def whole(self, ours: str) -> Shape:
-        """The whole shape of a parameter or adapter."""
+        """Return the whole shape of a parameter or adapter."""
         return self.parameters[ours] if ours in self.parameters else self.adapters[ours]
 
     def shape(self, ours: str, place: Place) -> Shape:
-        """The shape of a rank's part of a parameter or adapter."""
+        """Return the shape of a rank's part of a parameter or adapter."""
         first, last = self._chunk(ours, self._shard(place))
         columns = [stop - start for start, stop in self._columns(ours, place.tensor)]
         return (last - first, *columns)
 
     def copied(self, ours: str) -> bool:
-        """True if all ranks of the tensor axis hold the same of a parameter or adapter."""
+        """True if every rank of the tensor axis holds the same copy of a parameter or adapter."""
         return self.mesh.tensor == 1 or self._split(ours) == "copied"
 
     def partial(self, ours: str) -> bool:
-        """True if each rank of the tensor axis computes a part of the gradient of what is copied: it is used within the
-        rank's own heads, rows or run of tokens. A scalar head gets all tokens."""
+        """True if tensor ranks hold copies, but each computes only a part of the gradient, since it uses its copy for
+        its own heads, rows or run of tokens. False for a scalar head: each rank computes it for all tokens."""
         return self.mesh.tensor > 1 and self.copied(ours) and ours != "head.weight"
 
     def slices(self, rank: int) -> Iterator[Slice]:
-        """What a rank holds."""
+        """Yield the slices that a rank holds."""
         place = self.mesh.place(rank)
         for ours in self.parameters:
             if place.stage in self.stages(ours):
                 yield from self.of(ours, place)
 
     def of(self, ours: str, place: Place) -> Iterator[Slice]:
-        """The slices of one parameter, at a rank whose stage has it."""
+        """Yield the slices of one parameter at `place`, whose stage must have the parameter."""
         pattern, split = self._kinds[ours]
         copied = place.replica or place.stage != self.stages(ours)[0]
         first = not (copied or (place.tensor and split == "copied"))
@@ -165,8 +165,8 @@ class Layout:
             yield Slice(name, box, ours, start, at, part.transposed, first)
 
     def _cut(self, ours: str, tensor: int, shard: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
-        """Which part each slice is of, its box, and where it begins in the whole and in the rank's part: the same for
-        this parameter of every layer."""
+        """Yield each slice's number among the parameter's parts, its box, and where it begins in the whole parameter
+        and in the rank's part. They are the same for this parameter of every layer."""
         for piece in self._held(ours, tensor, shard):
             (start, *left), (at, *others) = piece.start, piece.at
             for which, (_, part) in enumerate(self._parts[ours]):
@@ -178,7 +178,7 @@ class Layout:
                     yield which, tuple(reversed(box)) if part.transposed else box, *begins
 
     def pieces(self, ours: str, place: Place) -> list[Piece]:
-        """The blocks of a rank's part of a parameter or adapter."""
+        """Return the blocks that make up a rank's part of a parameter or adapter."""
         return list(self._held(ours, place.tensor, self._shard(place)))
 
     def _shard(self, place: Place) -> int:
@@ -197,7 +197,7 @@ class Layout:
             done += size
 
     def _split(self, ours: str) -> str:
-        """What the tensor axis takes of a parameter or adapter: rows, columns or copies."""
+        """Return how the tensor axis divides a parameter or adapter: "rows", "columns" or "copied"."""
         if ours in self.adapters:
             module, half, _ = ours.rsplit(".", 2)
             of_weight = self._split(f"{module}.weight")
@@ -208,7 +208,7 @@ class Layout:
         return "columns" if module.endswith((".output", ".down")) and kind == "weight" else "copied"
 
     def _pieces(self, ours: str, tensor: int) -> list[tuple[int, int]]:
-        """First row in the whole parameter, and number of rows, of what a rank's part of it joins."""
+        """Return the runs of rows that a tensor rank's part joins, as (first row in the whole parameter, rows)."""
         rows = self.whole(ours)[0]
         if self.copied(ours) or self._split(ours) != "rows":
             return [(0, rows)]
@@ -234,7 +234,7 @@ class Layout:
         return ((tensor * share, (tensor + 1) * share),)
 
     def _chunk(self, ours: str, shard: int) -> tuple[int, int]:
-        """The rows that a shard takes of a tensor rank's part."""
+        """Return the first and last (excluded) row that a shard takes of a tensor rank's part."""
         rows = sum(size for _, size in self._pieces(ours, 0))
         size = -(-rows // self.mesh.shards)
         return min(shard * size, rows), min((shard + 1) * size, rows)

@@ -53,11 +53,11 @@ def load_model(
     axis: Axis = ALONE,
     stage: Stage = WHOLE,
 ) -> LanguageModel:
-    """The model of a folder or hub id, with an LM head or a scalar one.
+    """Load the model of a folder or hub id, with an LM head or a scalar one.
 
     `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM. With
-    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`). On a tensor `axis`, or a
-    `stage` of a pipeline, it is this rank's part; raises MeshError if it cannot be cut.
+    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`). On a tensor `axis` or a
+    pipeline `stage`, return only this rank's part. Raises MeshError if the model cannot be cut.
     """
     folder = local_folder(path)
     config = folder_config(folder)
@@ -94,10 +94,10 @@ def fresh_model(
     axis: Axis = ALONE,
     stage: Stage = WHOLE,
 ) -> LanguageModel:
-    """A model with random weights from Hugging Face config keys; keys that are left out take transformers' defaults.
+    """Make a model with random weights from Hugging Face config keys; missing keys take transformers' defaults.
 
-    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name. `deferred`,
-    `axis` and `stage` as in `load_model`.
+    `vocab_size` is the tokenizer's. The model takes it if the keys name none; ValueError if they name a smaller one.
+    `deferred`, `axis` and `stage` are as in `load_model`.
     """
     config = dict(config)
     named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
@@ -129,7 +129,7 @@ def fresh_model(
 
 
 def _check_size(config: DecoderConfig, most: int, why: str) -> None:
-    """Raise ValueError before memory is asked for, or a name made for each of its tensors."""
+    """Raise ValueError for more than `most` parameters, before memory or tensors' names are made for them."""
     if config.parameters > most:
         raise ValueError(
             f"The configuration describes {config.parameters:,} parameters, and {why}. Correct it, or copy it again."
@@ -146,7 +146,7 @@ def save_model(
 
 
 def describe(model: LanguageModel, folder: Path, *, dtype: torch.dtype, tokenizer: Any | None) -> None:
-    """Write the files beside the weights: the configuration, and the tokenizer if one is given."""
+    """Write the files beside the weights: config.json, generation_config.json (LM only), the tokenizer if given."""
     special = model.special if tokenizer is None else tokenizer_special(tokenizer, model)
     eos: int | list[int] | None = list(special.eos) if len(special.eos) > 1 else next(iter(special.eos), None)
     ids = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
@@ -167,7 +167,7 @@ OURS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", 
 
 
 def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
-    """Ids of config.json; generation_config.json knows more end tokens in some chat models."""
+    """Return the special ids of config.json and generation_config.json, and the latter's other keys to keep."""
     path = folder / "generation_config.json" if folder is not None else None
     generation = read_json(path) if path is not None and path.exists() else {}
     several = end_ids_of(config, generation)

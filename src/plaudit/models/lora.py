@@ -62,7 +62,7 @@ PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stored projection, as rows of one of our layers."""
+    """A stored projection as rows of one of our layers: the layer, the first row and the number of rows."""
 
     layer: str
     start: int
@@ -70,7 +70,7 @@ class Target:
 
 
 def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> Decoder:
-    """Add fresh adapters, which change nothing yet, and freeze all else but a scalar head. In place."""
+    """Add fresh adapters, which change nothing yet, and freeze all other parameters except a scalar head. In place."""
     if not isinstance(model, Decoder):
         raise ValueError(NATIVE_ONLY.format(type(model).__name__))
     if lora_of(model) is not None:
@@ -96,7 +96,7 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
 
 
 def _draw(share: Share, *, dtype: torch.dtype, seed: int) -> None:
-    """Fresh adapters: A drawn uniformly from +-1/sqrt(in), B zero, as in peft."""
+    """Fill fresh adapters as peft does: A is uniform between -1/sqrt(in) and 1/sqrt(in), B is zero."""
     source = generator(seed)
     for name, shape in share.layout.adapters.items():
         bound = 1.0 / math.sqrt(shape[1])
@@ -107,7 +107,7 @@ def _draw(share: Share, *, dtype: torch.dtype, seed: int) -> None:
 def check_lora(settings: ModelSettings) -> None:
     """Raise ValueError if the adapters do not fit the model's configuration; weights are not read.
 
-    A model that is not on disk yet, from the hub or of an earlier stage, is left to `add_lora`.
+    If the model is not on disk yet (a hub id, or a run still to come), nothing is checked: `add_lora` does it.
     """
     config: Mapping[str, Any] = settings.config
     if settings.path is not None:
@@ -133,7 +133,7 @@ def lora_of(model: LanguageModel) -> LoraSettings | None:
 
 
 def merge_lora(model: LanguageModel) -> None:
-    """Add the adapters to the weights and drop them: a plain decoder that computes the same. In place."""
+    """Merge the adapters into the weights and drop them, in place: a plain decoder that computes the same."""
     for layer, module in list(adapted_layers(model)):
         model.set_submodule(layer, module.merged())
     if isinstance(model, Decoder):
@@ -141,14 +141,14 @@ def merge_lora(model: LanguageModel) -> None:
 
 
 def merged_copy(model: LanguageModel) -> LanguageModel:
-    """Make a plain decoder that computes the same now. It shares layers without adapters with the model."""
+    """Return a plain decoder with the adapters merged. It shares all parameters but the merged weights."""
     plain = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     merge_lora(plain)
     return plain
 
 
 def whole_model(model: Decoder) -> Decoder:
-    """Make a decoder of which this one is a rank's part, without memory."""
+    """Return the whole decoder of which `model` is a rank's part, on the meta device, without values."""
     whole = Decoder.empty(model.config, head=model.head_kind, dtype=model.dtype, device=None)
     if model.lora is not None:
         add_lora(whole, model.lora)
@@ -157,7 +157,7 @@ def whole_model(model: Decoder) -> Decoder:
 
 
 def adapter_names(model: LanguageModel) -> list[str]:
-    """Names of the model's adapters, on all of its stages."""
+    """Return the names of the whole model's adapters, those of all pipeline stages; [] without adapters."""
     return list(_layout(model).adapters) if isinstance(model, Decoder) and model.lora is not None else []
 
 
@@ -197,7 +197,7 @@ def save_lora(
 
 
 def load_lora(model: LanguageModel, folder: Path) -> Decoder:
-    """Read adapters that `save_lora` or peft wrote, bit for bit; a plain model gets them first. In place."""
+    """Read adapters that `save_lora` or peft wrote, bit for bit, in place; add adapters first if the model has none."""
     if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(
             f"{folder} lacks {CONFIG} or {WEIGHTS}. Give a folder that save_lora or peft wrote; a run that was started "
@@ -225,7 +225,7 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
 
 
 def _misfit(folder: Path, names: Iterable[str]) -> str:
-    """Say which keys of peft's config give adapters to other modules than ours, with these names among them."""
+    """Return an error message: which keys of peft's config, and which of these names, do not match our adapters."""
     config: Mapping[str, Any] = read_json(folder / CONFIG)
     keys = ("target_modules", "exclude_modules", "modules_to_save")
     told = ", ".join(f"{key}={config[key]!r}" for key in keys if config.get(key))
@@ -252,7 +252,7 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
 
 
 def _check_base(adapters: Mapping[str, Tensor], checkpoint: Path, share: Share) -> None:
-    """Compare this rank's boxes of the merged model with the checkpoint's."""
+    """Raise ValueError if this rank's boxes of the merged model differ from the checkpoint's."""
     there = stored_in(weight_files(checkpoint))
     for one, held in share.slices():
         # Equal bit for bit on one machine; another may round the product B A differently.
@@ -286,7 +286,7 @@ def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
 
 
 def _chosen(model: Decoder, targets: Sequence[str]) -> list[str]:
-    """Return the named targets, or all if none is named."""
+    """Return the named targets, sorted, or all if none is named. Raises ValueError for an unknown one."""
     known = sorted({_leaf(name) for name in _targets(model)})
     chosen = sorted(set(targets)) or known
     unknown = sorted(set(chosen) - set(known))
@@ -303,7 +303,7 @@ def _leaf(name: str) -> str:
 
 
 def _targets(model: Decoder) -> dict[str, Target]:
-    """Every projection except the head, by its stored module's name."""
+    """Return every projection except the head, by its stored module's name."""
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     layers = {name: module for name, module in linear if name != "head"}
     parts = parts_of(model.sizes, model.head_kind, [f"{name}.weight" for name in layers])
@@ -316,7 +316,7 @@ def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
 
 
 def peft_names(model: LanguageModel) -> dict[str, str]:
-    """peft's names of what is trained beside a frozen model, with ours; {} without adapters."""
+    """Return {peft's name: our name} of the trained parameters (adapters, a scalar head); {} without adapters."""
     stored: dict[str, str] = {}
     if not isinstance(model, Decoder) or model.lora is None:
         return stored

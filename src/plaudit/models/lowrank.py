@@ -49,7 +49,7 @@ class LoraLinear(Linear):
         return output + linear(linear(input, low), high)
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        """All adapters as one: A (ranks, in_features) and B (out_features, ranks), times alpha / rank."""
+        """Return all adapters as one: A (ranks, in_features), and B (out_features, ranks) times alpha / rank."""
         low = torch.cat([self.lora_a[name] for name in self.rows])
         columns = []
         for name, (start, size) in self.rows.items():
@@ -59,18 +59,18 @@ class LoraLinear(Linear):
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
-        """W + (alpha / rank) B A, a new tensor."""
+        """Return W + (alpha / rank) B A as a new tensor."""
         weight = self.weight.detach().clone()
         for name, (start, size) in self.rows.items():
             weight.narrow(0, start, size).addmm_(self.lora_b[name], self.lora_a[name], alpha=self.scaling)
         return weight
 
     def adapters(self, layer: str) -> Iterator[str]:
-        """The names of its parameters in a model where this layer is named `layer`."""
+        """Yield the names of this layer's adapter parameters in a model that names the layer `layer`."""
         return (f"{layer}.{half}.{name}" for name in self.rows for half in ("lora_a", "lora_b"))
 
     def merged(self) -> nn.Linear:
-        """Make a plain layer that computes the same."""
+        """Return a plain layer that computes the same, with a new merged weight and this layer's bias."""
         with torch.device("meta"):
             plain = Linear(self.in_features, self.out_features, bias=self.bias is not None)
         plain.weight, plain.bias = nn.Parameter(self.merged_weight(), requires_grad=False), self.bias
@@ -93,7 +93,7 @@ def merged_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """While active, the model computes what it did before it got adapters. Do not await within: samplers share it."""
+    """While active, the model computes without its adapters. Do not await within: samplers share the model."""
     layers = [module for _, module in adapted_layers(model)]
     before = [module.active for module in layers]
     try:

@@ -1,6 +1,6 @@
-"""How ranks are arranged, by axis, and whether a model can be cut so. Plain data, without torch.
+"""Arrange ranks by axis, and check whether a model can be cut that way. Plain data, without torch.
 
-What each rank then holds is `layout.py`.
+`layout.py` says what each rank then holds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Ranks by axis. Neighbours along `tensor` have neighbouring numbers, then come context, data, replicas, pipeline:
-    what communicates most lies closest."""
+    """Numbers of ranks by axis. Ranks are numbered along `tensor` first, then context, data, replicas and pipeline:
+    those that communicate most are neighbours."""
 
     replicas: int = 1
     """Copies of everything that the data axis shards."""
@@ -44,7 +44,7 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Ranks with other rows of each weight."""
+        """Number of shards into which the rows of each weight are cut."""
         return self.data * self.context
 
     @property
@@ -52,7 +52,7 @@ class Mesh:
         return math.prod(self.sizes)
 
     def place(self, rank: int) -> Place:
-        """Raises MeshError for a rank that does not exist."""
+        """Return a rank's index along each axis. Raises MeshError for a rank that does not exist."""
         if not 0 <= rank < self.world:
             raise MeshError(f"rank {rank} does not exist: {self} has ranks 0 to {self.world - 1}.")
         rank, tensor = divmod(rank, self.tensor)
@@ -62,7 +62,7 @@ class Mesh:
         return Place(replica=replica, data=data, context=context, tensor=tensor, stage=stage)
 
     def span(self, layer: int, layers: int) -> int:
-        """The number of a layer's span among all, of which each stage has every `pipeline`-th."""
+        """Return the number of a layer's span among those of all stages; span s is on stage s % pipeline."""
         return layer * self.pipeline * self.spans // layers
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A rank's stage of a pipeline, the only one of those without."""
+    """The pipeline stage of a rank; without a pipeline, the only stage."""
 
     number: int = 0
     mesh: Mesh = Mesh()
@@ -86,7 +86,7 @@ class Stage:
         return self.number == self.count - 1
 
     def layers(self, layers: int) -> list[list[int]]:
-        """The numbers of its layers, by span."""
+        """Return the numbers of this stage's layers, by span, for a model of `layers` layers."""
         mine = range(self.number, self.count * self.mesh.spans, self.count)
         return [[layer for layer in range(layers) if self.mesh.span(layer, layers) == span] for span in mine]
 
@@ -106,7 +106,7 @@ class Place:
 
 
 def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
-    """Reasons why a model cannot be cut by a mesh."""
+    """Return the reasons why a mesh cannot cut a model; [] if it can."""
     heads = mesh.tensor * mesh.context
     axes = f"tensor={mesh.tensor}" + (f" times context={mesh.context}" if mesh.context > 1 else "")
     spans = f" times spans={mesh.spans}" if mesh.spans > 1 else ""
@@ -122,7 +122,7 @@ def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
 
 
 def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> None:
-    """Raise MeshError, with the nearest mesh that fits, if the model or the number of ranks is not divided by it."""
+    """Raise MeshError, with the nearest mesh that fits, if `mesh` cannot cut the model or is not of `world` ranks."""
     world = world or mesh.world
     wrong = faults(config, mesh)
     if mesh.world != world:
@@ -133,7 +133,7 @@ def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> N
 
 
 def check_tensor(config: DecoderConfig, mesh: Mesh) -> None:
-    """As `check_mesh`, for a tensor axis that may have any size, as that of a rollout worker."""
+    """Check as `check_mesh` does, but name the nearest tensor size: a rollout worker may have any number of ranks."""
     if not (wrong := faults(config, mesh)):
         return
     fitting = [size for size in range(1, config.kv_heads + 1) if not faults(config, Mesh(tensor=size))]
@@ -142,7 +142,7 @@ def check_tensor(config: DecoderConfig, mesh: Mesh) -> None:
 
 
 def cut(config: DecoderConfig, tensor: int) -> DecoderConfig:
-    """The sizes that each rank of a tensor axis computes with. Raises MeshError."""
+    """Return the configuration with the sizes of one rank of a tensor axis. Raises MeshError if it does not divide."""
     if tensor == 1:
         return config
     check_mesh(config, Mesh(tensor=tensor))
@@ -152,8 +152,8 @@ def cut(config: DecoderConfig, tensor: int) -> DecoderConfig:
 
 
 def nearest_mesh(config: DecoderConfig, mesh: Mesh, world: int) -> Mesh:
-    """The mesh of `world` ranks that fits and whose axes differ least from those of `mesh`, as ratios. There is one:
-    the data axis divides everything."""
+    """Return the fitting mesh of `world` ranks whose axes differ least from those of `mesh`, as ratios. One always
+    fits: all ranks on the data axis."""
     spans = {1, mesh.spans}
     meshes = (replace(found, spans=n) for found in _meshes(world) for n in spans if n == 1 or found.pipeline > 1)
     fitting = (found for found in meshes if not faults(config, found))

@@ -1,4 +1,4 @@
-"""What ranks give each other so that one layout of a model becomes another. Plain data, without torch.
+"""Plan what ranks give each other so that one layout of a model becomes another. Plain data, without torch.
 
     Layout of the givers, Layout of the takers -> Moves, planned once -> Move: a box, from one rank to another
 
@@ -20,7 +20,7 @@ from plaudit.models.parts import numbered
 
 
 class Move(NamedTuple):
-    """A box of a stored tensor that one rank gives another; or keeps, if they are the same."""
+    """A box of a stored tensor that rank `source` gives rank `target`, or keeps if both are the same."""
 
     name: str
     box: Box
@@ -29,10 +29,10 @@ class Move(NamedTuple):
 
 
 class Moves:
-    """The sends that turn one layout into another of the same model. Raises ValueError for layouts of different ones.
+    """The moves that turn layout `one` of a model into `other`. Raises ValueError for layouts of different models.
 
-    Both layouts are of the same processes, where a rank keeps what it has; or `apart`: ranks of the second one are
-    other processes, such as rollout workers, and get all of their boxes.
+    Both layouts are of the same processes, and a rank keeps what it has. With `apart`, the second layout's ranks are
+    other processes, such as rollout workers, and are given all of their boxes.
     """
 
     def __init__(self, one: Layout, other: Layout, *, apart: bool = False):
@@ -42,8 +42,8 @@ class Moves:
 
     @cached_property
     def alike(self) -> list[tuple[list[str], list[tuple[Box, int, int]]]]:
-        """Stored tensors that move alike, as those of layers on the same stages do, and the box, source and target of
-        each send."""
+        """Groups of stored tensors that move alike, such as those of layers on the same stages: each group's names,
+        and its moves as (box, source, target)."""
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, part in self.one.parts.items():
             key = (numbered(name)[1], self.one.stages(part.ours), self.other.stages(part.ours))
@@ -61,7 +61,7 @@ class Moves:
             yield from (Move(name, *send) for name in names for send in sends)
 
     def given(self, source: int) -> list[Move]:
-        """What a rank gives, in the order of the stored tensors."""
+        """Return the moves whose source is this rank, in the order of the stored tensors."""
         mine: dict[str, list[tuple[Box, int, int]]] = {}
         for names, sends in self.alike:
             given = [send for send in sends if send[1] == source]
@@ -88,7 +88,7 @@ class Moves:
 
 
 def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
-    """The ranks that have each box of a stored tensor."""
+    """Return the boxes of a stored tensor that ranks hold, each with the ranks that hold it."""
     ours, found = layout.parts[name].ours, dict[Box, list[int]]()
     stages = layout.stages(ours)
     for rank in range(layout.mesh.world):
@@ -100,8 +100,8 @@ def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
 
 
 def parts(box: Box, count: int) -> list[Box]:
-    """Cut a box along its longest side into parts that differ by at most one line; some are empty if there are fewer
-    lines than parts."""
+    """Cut a box along its longest side into `count` parts whose lengths differ by at most 1; some are empty if that
+    side is shorter than `count`."""
     side = max(range(len(box)), key=lambda which: box[which][1] - box[which][0])
     start, stop = box[side]
     edges = [start + (stop - start) * part // count for part in range(count + 1)]
@@ -109,7 +109,7 @@ def parts(box: Box, count: int) -> list[Box]:
 
 
 def overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Box | None:
-    """The box that two have in common; None if they share no number."""
+    """Return the box that two boxes have in common; None if they share no number."""
     both = []
     for (a, b), (c, d) in zip(one, other, strict=True):
         start, stop = a if a > c else c, b if b < d else d  # plans ask millions of times

@@ -1,6 +1,6 @@
-"""Which stored tensors of a Hugging Face checkpoint make up which parameters of the decoder, and back.
+"""Map the stored tensors of a Hugging Face checkpoint to the decoder's parameters, and back.
 
-Fused projections are stored apart (query, key, value; gate, up), and GPT-2 stores its matrices transposed. `layout.py`
+Fused projections are stored separately (query, key, value; gate, up), and GPT-2 stores matrices transposed. `layout.py`
 says what each rank holds of them; both are plain data, without torch.
 """
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def parts_of(config: DecoderConfig, head: HeadKind, parameters: Iterable[str]) -> dict[str, Part]:
-    """Stored name -> part, for parameters named as in `Decoder.named_parameters()`."""
+    """Return {stored name: part} of parameters named as in `Decoder`. Raises ValueError for one without stored name."""
     family = family_of(config.family)
     names = {**family.names, "head": (family.lm_head if head == "lm" else family.scalar_head,)}
     parts: dict[str, Part] = {}
@@ -51,13 +51,13 @@ def parts_of(config: DecoderConfig, head: HeadKind, parameters: Iterable[str]) -
 
 
 def numbered(name: str) -> tuple[str, str]:
-    """The layer's number in a name, "" without one, and the name with {} in its place."""
+    """Return the layer's number in a name ("" if there is none), and the name with {} in place of the number."""
     index = next((piece for piece in name.split(".") if piece.isdigit()), "")
     return index, name.replace(f".{index}.", ".{}.", 1) if index else name
 
 
 def blocks(config: DecoderConfig, module: str) -> list[int]:
-    """Rows of the blocks that a fused projection joins, stored separately or not; [] for other modules."""
+    """Return the numbers of rows of the blocks that a fused projection joins; [] for other modules."""
     if module.endswith(".qkv"):
         return [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
     if module.endswith(".mlp.up"):
@@ -66,7 +66,7 @@ def blocks(config: DecoderConfig, module: str) -> list[int]:
 
 
 def shapes(config: DecoderConfig, head: HeadKind) -> dict[str, Shape]:
-    """Our parameters and their shapes, in the order of `Decoder.named_parameters()`."""
+    """Return the whole shape of each of our parameters, in the order of `Decoder.named_parameters()`."""
     width, inner = config.width, config.heads * config.head_dim
     found: dict[str, Shape] = {"embedding.weight": (config.vocab_size, width)}
     if config.positions == "learned":
@@ -105,7 +105,7 @@ def _sizes(config: DecoderConfig, pattern: str, count: int) -> Sequence[int | No
 def stored_tensors(
     config: DecoderConfig, head: HeadKind, parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters under their stored names, for checkpoints and other engines."""
+    """Yield (stored name, tensor) for checkpoints and other engines; tensors are views of our parameters."""
     for name, part in parts_of(config, head, parameters).items():
         tensor = parameters[part.ours].detach()
         tensor = tensor.narrow(0, part.start, part.size) if part.size is not None else tensor
@@ -113,7 +113,7 @@ def stored_tensors(
 
 
 def stored_name(family: Family, name: str, known: Mapping[str, Part]) -> str | None:
-    """The layout's name for a tensor found in a file; None for buffers that hold no parameter."""
+    """Return the known name of a tensor in a file; None for a buffer without parameters; else `name` unchanged."""
     if name in known:
         return name
     if family.base_prefix + name in known:

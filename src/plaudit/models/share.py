@@ -1,4 +1,4 @@
-"""A rank's share of a decoder's parameters: filled from files or by chance, and read as boxes of stored tensors.
+"""A rank's share of a decoder's parameters: read from files or drawn at random, and read as boxes of stored tensors.
 
     Share (Layout, place, own tensors) <- read_weights, draw_weights;  Share -> stored -> boxes, adapters merged
 
@@ -32,7 +32,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank holds: its part of each parameter, in the shape of `Layout.shape`."""
+    """The part of each parameter that a rank holds, in the shape of `Layout.shape`."""
 
     layout: Layout
     rank: int
@@ -41,18 +41,18 @@ class Share:
     """Precision in which the model computes and is stored; trained shards may be kept in float32."""
 
     def slices(self) -> Iterator[tuple[Slice, Tensor]]:
-        """Each slice with its place in this rank's tensors, a view in our orientation."""
+        """Yield each slice with a view of its values in this rank's tensors, oriented as our parameter."""
         for one in self.layout.slices(self.rank):
             yield one, self._view(one)
 
     def of(self, ours: str) -> list[tuple[Slice, Tensor]]:
-        """The slices of one parameter."""
+        """Return the slices of one parameter with views of their values; [] if this rank's stage lacks it."""
         place = self.layout.mesh.place(self.rank)
         held = self.layout.of(ours, place) if place.stage in self.layout.stages(ours) else ()
         return [(one, self._view(one)) for one in held]
 
     def boxes(self, boxes: Iterable[tuple[str, Box]]) -> Iterator[Tensor]:
-        """Views of boxes of stored tensors, as they are stored, each within one slice of this rank's."""
+        """Yield a view of each box, oriented as stored. A box must lie within one slice of this rank's."""
         held: dict[str, list[tuple[Slice, Tensor]]] = {}
         for one, values in self.slices():
             held.setdefault(one.name, []).append((one, values.t() if one.transposed else values))
@@ -65,26 +65,26 @@ class Share:
         return narrowed(self.tensors[one.ours].detach(), one.at, one.sizes)
 
     def pieces(self, name: str) -> list[Piece]:
-        """The blocks of this rank's part of a parameter or adapter."""
+        """Return the blocks that make up this rank's part of a parameter or adapter."""
         return self.layout.pieces(name, self.layout.mesh.place(self.rank))
 
     def put(self, name: str, whole: Tensor) -> None:
-        """Copy this rank's part of a parameter or adapter, if it has one."""
+        """Copy this rank's part of a whole parameter or adapter into its own tensor, if it has one."""
         for piece in self.pieces(name) if name in self.tensors else ():
             mine = narrowed(self.tensors[name].detach(), piece.at, piece.sizes)
             mine.copy_(narrowed(whole, piece.start, piece.sizes))
 
 
 def narrowed(tensor: Tensor, at: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """The view of a block."""
+    """Return the view of a block that begins at `at` and has these sizes."""
     for dimension, (start, size) in enumerate(zip(at, sizes, strict=True)):
         tensor = tensor.narrow(dimension, start, size)
     return tensor
 
 
 def read_weights(share: Share, *, files: Sequence[Path], dtype: torch.dtype, seed: int) -> None:
-    """Read this rank's boxes, rounded to `dtype`. Anything missing, unexpected or misshaped in the files is an error
-    that names it. A scalar head that they lack is drawn from `seed`."""
+    """Read this rank's boxes, rounded to `dtype`. Raises ValueError with the names of tensors that are missing,
+    unexpected or of another shape. A scalar head that the files lack is drawn from `seed`."""
     layout = share.layout
     family, folder = family_of(layout.config.family), files[0].parent
     lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
@@ -114,14 +114,14 @@ def read_weights(share: Share, *, files: Sequence[Path], dtype: torch.dtype, see
 
 
 def pieces(stored: Stored, one: Slice, held: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """A slice's rows, and the same from a file, both as they are stored."""
+    """Yield rows of a slice, as a view, and the same rows from the file; both are oriented as stored."""
     mine = held.t() if one.transposed else held
     for first, piece in read_box(stored, one.box):
         yield mine[first : first + len(piece)], piece
 
 
 def _check_tied(share: Share, copy: Stored, name: str, dtype: torch.dtype) -> None:
-    """Refuse a stored head that differs from the embedding that it is tied to."""
+    """Raise ValueError if a stored LM head differs from the embedding to which it is tied."""
     for one, held in share.of("embedding.weight"):
         same = copy.shape == share.layout.stored[one.name] and all(
             torch.equal(piece.to(dtype).to(rows), rows) for rows, piece in pieces(copy, one, held)
@@ -145,8 +145,8 @@ def _mismatch(folder: Path, missing: list[str], unexpected: list[str]) -> str:
 
 
 def draw_weights(share: Share, *, dtype: torch.dtype, seed: int) -> None:
-    """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in GPT-2;
-    norms 1, biases 0; a scalar head as `draw_head` does."""
+    """Draw fresh weights: normal with deviation init_std, times 1/sqrt(2 layers) for projections back into the residual
+    stream, as in GPT-2; norms are 1, biases 0; a scalar head is drawn as in `draw_head`."""
     source, config = generator(seed), share.layout.config
     for name, shape in share.layout.parameters.items():
         if name.endswith("bias"):
@@ -162,7 +162,7 @@ def draw_weights(share: Share, *, dtype: torch.dtype, seed: int) -> None:
 
 
 def draw_head(share: Share, *, dtype: torch.dtype, seed: int) -> None:
-    """A fresh scalar head: N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
+    """Draw a fresh scalar head: normal with variance 1/(width + 1) (Stiennon et al. 2020, appendix)."""
     shape = share.layout.parameters["head.weight"]
     _draw(share, "head.weight", shape, 1.0 / math.sqrt(shape[1] + 1), dtype, generator(seed))
 
@@ -173,7 +173,7 @@ def _set(share: Share, name: str, value: float) -> None:
 
 
 def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype, source: torch.Generator) -> None:
-    """Draw a whole parameter on the CPU, some rows at a time, and keep this rank's."""
+    """Draw a whole parameter on the CPU, some rows at a time, and copy this rank's part into its tensor."""
     held = share.of(name)
     rows, columns = shape
     step = max(BLOCK, BUCKET_BYTES // (columns * dtype.itemsize) // BLOCK * BLOCK)
@@ -191,8 +191,8 @@ def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype,
 
 
 def begin_weights(share: Share, folder: Path, *, most: float) -> None:
-    """Create the files of the whole model, of at most `most` bytes each (a larger tensor has its own), with their
-    index, in place of those that are there. For one process, before others write."""
+    """Create the files of the whole model, of at most `most` bytes each (a larger tensor has its own), and their index;
+    remove older weight files first. One process must call this before any process writes boxes."""
     for stale in folder.glob("model*.safetensors*"):
         stale.unlink()
     places, headers = _files(share, folder, most)
@@ -204,15 +204,15 @@ def begin_weights(share: Share, folder: Path, *, most: float) -> None:
 
 
 def write_weights(share: Share, folder: Path, *, most: float, adapters: Mapping[str, Tensor] | None = None) -> None:
-    """Write this rank's boxes."""
+    """Write this rank's boxes into the files that `begin_weights` created, with `adapters` merged."""
     write_boxes(filled(share, folder, most=most, adapters=adapters))
 
 
 def filled(
     share: Share, folder: Path, *, most: float, adapters: Mapping[str, Tensor] | None = None
 ) -> Iterator[Filled]:
-    """This rank's boxes of the files that `begin_weights` has created, unless they are copies of another rank's.
-    `adapters`, whole ones by their parameters' names, are merged."""
+    """Yield this rank's boxes of the files that `begin_weights` creates, except copies of another rank's boxes.
+    `adapters`, whole and by their parameters' names, are merged into them."""
     places, _ = _files(share, folder, most)
     for one, held in share.slices():
         if one.first:
@@ -226,8 +226,8 @@ def _files(share: Share, folder: Path, most: float) -> tuple[dict[str, Stored], 
 
 @torch.no_grad()
 def merged(layout: Layout, one: Slice, held: Tensor, adapters: Mapping[str, Tensor]) -> Tensor:
-    """A slice, in our orientation, of the plain model that computes the same: W + (alpha / rank) B A, if there is an
-    adapter, as a new tensor."""
+    """Return a slice's values with adapters merged, W + (alpha / rank) B A, as a new tensor oriented as our parameter;
+    return `held` itself if its parameter has no adapter or none is given."""
     if one.ours not in layout.adapted or not adapters:
         return held
     weight = held.clone()

@@ -41,10 +41,10 @@ file's class and takes one of its own."""
 
 
 def load_tokenizer(path: str, *, vocab_size: int | None = None, tried: bool = True) -> Any:
-    """The tokenizer of a folder or hub id, with an end token and, if the model has room, a distinct pad in memory.
+    """Load the tokenizer of a folder or hub id. Raises ValueError if it does not load or has no end token.
 
-    `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one. `tried` is
-    False where it may be a stranger's: then a process of its own tries it first (`trial.py`).
+    In memory it gets a pad token distinct from the end token, if the vocabulary has room: `vocab_size`, else that of
+    the config.json beside it. With `tried=False` (it may be a stranger's), another process tries it first (`trial.py`).
     """
     folder = local_folder(path)
     if not tried and (digest := _digest(folder)) not in WORKING:
@@ -75,7 +75,7 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None, tried: bool = Tr
 
 
 def _digest(folder: Path) -> str:
-    """Of the files that `trial.py` reads."""
+    """Return a digest of the files that `trial.py` reads."""
     found = hashlib.sha256()
     for pattern in ("tokenizer*.json", "*.jinja", "*/*.jinja"):
         for path in sorted(folder.glob(pattern)):
@@ -84,7 +84,7 @@ def _digest(folder: Path) -> str:
 
 
 def _try(path: str, folder: Path) -> None:
-    """Raises ValueError if the tokenizer does not work."""
+    """Run `trial.py` in another process. Raises ValueError if the tokenizer does not work there."""
     command = [sys.executable, "-I", str(TRIAL), str(folder), str(SECONDS), str(MEMORY)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=10 * SECONDS, check=False)
@@ -118,7 +118,7 @@ def tokenizer_class(folder: Path) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; empty if there is no such file."""
+    """Return the JSON object in a file; {} if there is no such file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -145,7 +145,7 @@ def _set_pad(tokenizer: Any, vocab_size: int | None) -> None:
 
 
 def check_vocabulary(tokenizer: Any, model: LanguageModel) -> None:
-    """Refuse a tokenizer whose ids the model has no embedding for."""
+    """Raise ValueError if the tokenizer has ids for which the model has no embedding."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocab_size:
         raise ValueError(
@@ -162,7 +162,7 @@ def contradict(one: Any, other: Any) -> bool:
 
 
 def tokenizer_special(tokenizer: Any, model: LanguageModel) -> SpecialTokens:
-    """The ids that a checkpoint saved with `tokenizer` names; further end ids that the model came with are kept."""
+    """Return the special ids to save with `tokenizer`: its own; all of the model's end ids, if they include its own."""
     eos = tokenizer.eos_token_id
     several = model.special.eos if eos in model.special.eos else (eos,)
     return replace(model.special, bos=tokenizer.bos_token_id, eos=several, pad=tokenizer.pad_token_id)

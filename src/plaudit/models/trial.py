@@ -1,5 +1,5 @@
-"""The script of a process that tries the tokenizer of a folder, since one of a stranger may fail, grow or never end in
-Rust, where nothing interrupts it. `tokenizer.py` starts it with `python -I`, and shows what it writes to stderr.
+"""Try the tokenizer of a folder in a process of its own: a stranger's may crash, fill memory or never end in Rust,
+where Python cannot interrupt it. `tokenizer.py` runs this script with `python -I`, and shows its last line on stderr.
 
     folder, seconds of CPU time, bytes of memory -> tokenizer.json tokenises and restores a text; chat templates compile
 """
