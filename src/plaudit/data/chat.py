@@ -110,7 +110,7 @@ class Chats:
     def _answered(
         self, prompt: str, messages: Sequence[Message], answer: Message, arguments: Mapping[str, Any], where: str
     ) -> str:
-        """The completion, which has the answer's whole text and may lack calls."""
+        """Return the completion. Raises DataError if it lacks some of the answer's text; calls are not checked."""
         whole = self._rendered([*messages, answer], arguments, ask=False, where=where)
         marks, pieces = unused(whole), pieces_of(answer)
         shown = self._rendered([*messages, marked(answer, pieces, marks)], arguments, ask=False, where=where)
@@ -145,7 +145,7 @@ class Chats:
         return self._ended(text, max([0, *ends]))
 
     def _joined(self, prompt: str, whole: str, tag: str, thought: str, place: int | None, where: str) -> str:
-        """The completion if the whole chat does not begin with the prompt; `place` is where its text begins, if any."""
+        """Put together a completion that continues the prompt. `place`: where its text begins in `whole`, if any."""
         shared = shared_count(prompt, whole)
         surplus = prompt[shared:]
         unfinished = re.search(r"[<\[][^<>\[\]\s]{0,40}\Z", whole[:shared])  # both begin a tag here
@@ -184,14 +184,14 @@ class Chats:
         return header + whole[place:]
 
     def _ended(self, text: str, start: int) -> str:
-        """The text through its first end token from `start` on, or with the end that the template lacks."""
+        """Return the text through its first end token from `start` on, or else with the end that the form says."""
         if cut := self._through_end(text, start):
             return cut
         form = self.form
         return text if form is None else text.removesuffix(form.other_end) + form.end
 
     def _check_thoughts(self, tag: str, where: str) -> None:
-        """Refuse an answer without thoughts after a prompt that opens one, unless the settings say what it means."""
+        """Raise for an answer without thoughts after a prompt that opens one, unless data.thoughts is "closed"."""
         if self.thoughts is None:
             raise ValueError(
                 f"{where}: the chat template asks for an answer with an open thought ({tag}), and the answer has no "
@@ -207,7 +207,7 @@ class Chats:
 
     @cached_property
     def form(self) -> Form | None:
-        """What a probe of the template found; None if it refuses a chat of one question."""
+        """The form that a probe of the template found; None if it refuses a chat of one question, or its answer."""
         asked: list[Message] = [{"role": "user", "content": QUESTION}]
         answer: Message = {"role": "assistant", "content": ANSWER}
         further: Message = {"role": "user", "content": AGAIN}
@@ -239,12 +239,12 @@ class Chats:
         )
 
     def _through_end(self, text: str, start: int = 0) -> str:
-        """The text through the first end token from `start` on; "" if there is none."""
+        """Return the text through the first end token from `start` on; "" if there is none."""
         found = [place + len(end) for end in self.ends if (place := text.find(end, start)) >= 0]
         return text[: min(found)] if found else ""
 
     def _not_shown(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
-        """The first tool, call or turn that the template leaves out of chats with these roles, tools and calls."""
+        """Name the first tool, call or turn that the template leaves out of chats of this shape; "" if none."""
         shape = [{**turn, "content": f"zqsentinel{i}x" if turn["content"] else ""} for i, turn in enumerate(messages)]
         key = repr((shape, arguments))
         if key not in self._missing:
@@ -279,7 +279,7 @@ class Chats:
         where: str = "",
         before: str = "",
     ) -> str:
-        """`before` goes in front of the template."""
+        """Render a chat; `ask` adds the generation prompt, `before` is put before the template. Raises DataError."""
         if not self.template:
             raise DataError(
                 "the row is a chat, and the tokenizer has no chat template. Set data.chat_template=default (or a "
@@ -328,7 +328,7 @@ class Chats:
         raise DataError(f"the chat template refuses the turns {roles}: {told}", where) from why
 
     def _too_much(self, told: str, where: str) -> ValueError:
-        """A bad row, or an end of the reading: many such rows would take hours."""
+        """Return a DataError (a bad row), or the last time a ValueError, which ends reading: it would take hours."""
         self._excesses += 1
         if self._excesses < MOST_EXCESSES:
             return DataError(f"the chat template {told} for this chat.", where)
@@ -336,7 +336,7 @@ class Chats:
 
 
 def opened(prompt: str) -> str:
-    """The tag of a thought that a prompt leaves open, or ""."""
+    """Return the tag of the thought that a prompt leaves open; "" if it leaves none."""
     stripped = prompt.rstrip()
     return next((tag for tag in THOUGHT_TAGS if stripped.endswith(tag)), "")
 
@@ -349,8 +349,8 @@ def shorter(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _thought(answer: Message, tag: str) -> tuple[str, int]:
-    """An answer's thoughts without outer whitespace, and where what it says begins in its text. The text may hold the
-    thoughts, up to the tag that closes `tag`, or if that is "" up to any closing tag."""
+    """Return an answer's thoughts, stripped, and the index in its content at which the rest of it begins. The content
+    may hold the thoughts, up to the tag that closes `tag`, or if that is "" up to any closing tag."""
     thought, content, start = str(answer.get(THOUGHTS[0], "")).strip(), str(answer["content"]), 0
     for opening, closing in THOUGHT_TAGS.items():
         end = content.rfind(closing, start)
@@ -361,14 +361,14 @@ def _thought(answer: Message, tag: str) -> tuple[str, int]:
 
 
 def _closes(text: str, tag: str, thought: str) -> bool:
-    """True if a completion continues the open thought with this one and closes it."""
+    """True if a completion begins with exactly this thought, without opening `tag` again, and then closes `tag`."""
     inside, closed, _ = text.partition(THOUGHT_TAGS[tag])
     return bool(closed) and not inside.lstrip().startswith(tag) and inside.strip() == thought
 
 
 def _as_read(message: Message, template: str) -> Message:
-    """The turn with its thoughts under every name that templates use. A developer's is the system's where the template
-    knows of no other."""
+    """Return the turn without `train`, with its thoughts under every key that templates read. A developer's turn
+    becomes a system turn if the template does not name developers."""
     read = {key: value for key, value in message.items() if key != "train"}
     if read["role"] == "developer" and "developer" not in template:
         read["role"] = "system"
@@ -377,7 +377,7 @@ def _as_read(message: Message, template: str) -> Message:
 
 
 def _with_texts(message: Message) -> Message:
-    """The turn with its calls' arguments as JSON, which a few templates expect."""
+    """Return the turn with its calls' arguments as JSON, which a few templates expect."""
     calls = [
         call
         | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}

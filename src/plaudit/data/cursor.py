@@ -1,4 +1,4 @@
-"""In which order the items of a data set are drawn: a pure function of (seed, draw number).
+"""The order in which the items of a data set are drawn: a pure function of (seed, draw number).
 
 A run's data state is therefore one integer, the next draw, and resuming needs nothing else. Leaves out batching.
 """
@@ -43,18 +43,18 @@ class Cursor:
         self.shuffle = shuffle
 
     def item(self, draw: int) -> int:
-        """Index of the item that draw number `draw` takes, over the sources one after the other."""
+        """Return the index of draw `draw`'s item in the concatenated sources. Raises IndexError for a negative draw."""
         if draw < 0:
             raise IndexError(f"draw={draw} is negative; draws count from 0.")
         return int(_epoch(self.counts, self.quotas, self.seed, self.shuffle, draw // self.length)[draw % self.length])
 
     def epoch(self, draw: int) -> int:
-        """The epoch that the draw belongs to, counted from 0."""
+        """Return the epoch, counted from 0, that a draw belongs to."""
         return draw // self.length
 
 
 def _quotas(counts: tuple[int, ...], weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Whole draws by weight (largest remainders): they add up to the epoch, and each is off by less than one."""
+    """Return each source's draws in an epoch, by weight and largest remainders: each is off by less than one draw."""
     if len(weights) != len(counts):
         raise ValueError(f"{len(weights)} weights for {len(counts)} sources; give one each.")
     if any(not weight > 0 or weight == float("inf") for weight in weights):
@@ -89,7 +89,7 @@ def _epoch(counts: tuple[int, ...], quotas: tuple[int, ...] | None, seed: int, s
 
 
 def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuffle: bool) -> Order:
-    """Draws first .. first + length - 1 of one source's endless run of passes."""
+    """Return the items of draws first .. first + length - 1 in one source's endless sequence of passes."""
     positions = np.arange(first, first + length)
     if not shuffle or length == 0:
         return positions % count

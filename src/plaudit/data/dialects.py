@@ -41,7 +41,7 @@ ASKING = ("prompt", "instruction", "question", "query", "input", "context", "his
 
 
 def _answered(asked: str, answers: str) -> Callable[[Fields], Sample]:
-    """Reads a prompt from one column and its answer from another."""
+    """Return a function that reads a prompt from column `asked`, and its answer from the first present of `answers`."""
 
     def read(fields: Fields) -> Sample:
         answer, turn = _turn(fields, _first(fields, answers))
@@ -55,7 +55,7 @@ def read_instruction(fields: Fields) -> Sample:
 
 
 def read_pair(fields: Fields) -> Sample:
-    """A prompt and two answers, each a text or one message of the assistant."""
+    """Read a prompt and two answers, each a text, one assistant turn, or a whole chat that repeats the prompt."""
     if fields.is_chat("chosen") and fields.is_chat("rejected") and len(fields.messages("chosen")) > 1:
         return _repeated_prompt(fields)
     (chosen, chosen_turn), (rejected, rejected_turn) = _turn(fields, "chosen"), _turn(fields, "rejected")
@@ -70,7 +70,7 @@ def read_pair(fields: Fields) -> Sample:
 
 
 def _repeated_prompt(fields: Fields) -> Sample:
-    """Two whole chats beside a prompt. They must repeat its turns; a prompt that is a text may differ from theirs."""
+    """Read two whole chats beside a prompt. They must repeat a prompt's turns; a prompt that is a text may differ."""
     read = _read_chat_transcripts(fields)
     if fields.is_chat("prompt"):
         asked = fields.messages("prompt")
@@ -86,7 +86,7 @@ def _repeated_prompt(fields: Fields) -> Sample:
 
 
 def read_answer_lists(fields: Fields) -> Sample:
-    """pos_answers[i] beats neg_answers[i]; an answer may stand in several pairs."""
+    """Read a pair for each i, in which pos_answers[i] beats neg_answers[i]; an answer may be in several pairs."""
     chosen, rejected = fields.texts("pos_answers"), fields.texts("neg_answers")
     if len(chosen) != len(rejected):
         raise fields.error(
@@ -99,7 +99,7 @@ def read_answer_lists(fields: Fields) -> Sample:
 
 
 def read_transcripts(fields: Fields) -> Sample:
-    """Two whole dialogues. The prompt is their common beginning, up to the mark of the last answer in it."""
+    """Read two whole dialogues. The prompt is their common beginning, through its last ASSISTANT_MARK."""
     if fields.is_chat("chosen") or fields.is_chat("rejected"):
         return _read_chat_transcripts(fields)
     chosen, rejected = fields.text("chosen", empty=False), fields.text("rejected", empty=False)
@@ -127,7 +127,7 @@ def read_transcripts(fields: Fields) -> Sample:
 
 
 def _read_common_beginning(fields: Fields, chosen: str, rejected: str, shared: str) -> Sample:
-    """Two texts that begin alike. The prompt is their common beginning, to the end of its last whole word."""
+    """Read two texts that begin alike. The prompt is their common beginning, to the end of its last whole word."""
     asking = [name for name in ASKING if isinstance(fields.row.get(name), str) and fields.row[name].strip()]
     if asking:
         raise fields.error(
@@ -146,7 +146,7 @@ def _read_common_beginning(fields: Fields, chosen: str, rejected: str, shared: s
 
 
 def read_choice(fields: Fields) -> Sample:
-    """Two outputs and the number of the better one, as in alpaca_farm."""
+    """Read a prompt, two outputs and the number of the better one (1 or 2), as in alpaca_farm."""
     outputs = fields.text("output_1", empty=False), fields.text("output_2", empty=False)
     better = fields.number("preference")
     if better not in (1, 2):
@@ -158,7 +158,7 @@ def read_choice(fields: Fields) -> Sample:
 
 
 def read_judged(fields: Fields) -> Sample:
-    """A prompt and a judged answer. The answer is not a reference, so for questions it stays a further column."""
+    """Read a prompt and a judged answer. The answer is no reference, so for questions it stays a further column."""
     asked = _first(fields, f"prompt|instruction|question|{CHATS}")
     judged = {name: fields.row[name] for name in (_first(fields, ANSWERS), _first(fields, LABELS)) if fields.has(name)}
     if asked not in CHATS.split("|"):
@@ -170,7 +170,7 @@ def read_judged(fields: Fields) -> Sample:
 
 
 def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...]:
-    """The answer or last turn with its label; () if one cannot be read, since the row is still a question."""
+    """Return the answer or last turn with its label; () if one cannot be read, since the row is still a question."""
     good = TRUTHS.get(str(fields.row.get(_first(fields, LABELS))).strip().lower())
     try:
         answer, turn = _turn(fields, _first(fields, ANSWERS)) if last is None else (last["content"], beside(last))
@@ -181,20 +181,20 @@ def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...
 
 
 def _is_judged(fields: Fields) -> bool:
-    """True for a truth value, and for any label beside a completion."""
+    """True if the label is a truth value or in `kto_tag`, or if the row has columns of a prompt and a completion."""
     label = fields.row[_first(fields, LABELS)]
     completed = fields.has("prompt") and any(fields.has(name) for name in COMPLETIONS.split("|"))
     return str(label).strip().lower() in TRUTHS or fields.has("kto_tag") or completed
 
 
 def read_steps(fields: Fields) -> Sample:
-    """A prompt whose answer's steps were judged one by one."""
+    """Read a prompt whose answer's steps were judged one by one; steps and labels stay further columns."""
     further = {name: fields.row[name] for name in ("completions", "labels") if fields.has(name)}
     return replace(_asked(fields, "prompt"), extra=further)
 
 
 def read_messages(fields: Fields) -> Sample:
-    """A chat, with the column `system` as its system turn; a last assistant turn is the answer to the turns before."""
+    """Read a chat, with the column `system` as its system turn. A last assistant turn, if trained, is the answer."""
     turns = fields.messages(*CHATS.split("|"))
     system = fields.optional_text("system")
     if system.strip() and turns[0]["role"] not in SYSTEM_ROLES:
@@ -217,7 +217,7 @@ def read_prompt(fields: Fields) -> Sample:
 
 
 def _first(fields: Fields, names: str) -> str:
-    """The first of these columns that is there, else the first of them."""
+    """Return the first of these names that is a column of the row, or the first name if none is."""
     return next((name for name in names.split("|") if fields.has(name)), names.partition("|")[0])
 
 

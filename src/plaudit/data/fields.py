@@ -79,7 +79,7 @@ class Fields:
         return self.text(*names) if any(self.has(name) for name in names) else ""
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, none of them empty."""
+        """Return a list of texts, at least one and none of them empty."""
         values = self.row[self._present((name,))]
         if not isinstance(values, list | tuple):
             raise self.error(f"{name!r} is {shown(values)}; it must be a list of texts.")
@@ -88,13 +88,13 @@ class Fields:
         return tuple(self._checked_text(value, f"{name}[{i}]", empty=False) for i, value in enumerate(values))
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """A finite number, or the default if the column is absent."""
+        """Return a finite number, or the default if the column is absent."""
         if not self.has(name):
             return default
         return self._checked_number(self.row[name], name)
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """`count` numbers, from a list or one number for all of them; zeros if the column is absent."""
+        """Return `count` numbers, from a list or one number for all of them; zeros if the column is absent."""
         value = self.row.get(name)
         if not isinstance(value, list | tuple):
             return (self.number(name),) * count
@@ -106,8 +106,8 @@ class Fields:
         return isinstance(self.row.get(name), list | tuple)
 
     def messages(self, *names: str) -> tuple[Message, ...]:
-        """A non-empty list of turns, {"role", "content"} or {"from", "value"}. Their keys of `MARKS` say which are
-        trained."""
+        """Return a chat's turns, at least one, from {"role", "content"} or {"from", "value"}. Their keys of `MARKS` say
+        which are trained."""
         name = self._present(names)
         turns = self.row[name]
         if not isinstance(turns, list | tuple) or not turns:
@@ -143,7 +143,7 @@ class Fields:
         return {"role": role, "content": self._checked_text(content, f"{name}.content"), **further}
 
     def _further(self, turn: Mapping[str, Any], name: str) -> Message:
-        """The keys of a turn beside role and content."""
+        """Return what a turn holds beside role and content, by the keys of `KEPT`."""
         if not blank(turn.get("function_call")):
             raise self.error(f"{name} has function_call, which is not read; write it as tool_calls.")
         found: Message = {}
@@ -205,7 +205,7 @@ class Fields:
 
 
 def shared_count(one: Sequence[object], other: Sequence[object]) -> int:
-    """Number of equal entries at the beginning of two sequences."""
+    """Return the number of equal entries at the beginning of two sequences."""
     for i, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return i
@@ -231,25 +231,25 @@ def template_arguments(row: Mapping[str, Any], where: str = "") -> dict[str, Any
 
 
 def tool_inner(tool: Any) -> Mapping[str, Any]:
-    """What a tool or a call says, with or without an object "function" around it."""
+    """Return the object "function" in a tool or a call, or else the tool or call itself; {} if that is no object."""
     inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return inner if isinstance(inner, Mapping) else {}
 
 
 def tool_name(tool: Any) -> str:
-    """The name of a tool, or of the tool that a call calls; "" if it has none."""
+    """Return the name of a tool, or of the tool that a call calls; "" if it has none."""
     name = tool_inner(tool).get("name")
     return name if isinstance(name, str) else ""
 
 
 def listed(value: Any) -> list[Any]:
-    """Read a list, a NumPy array or JSON of a list; [] for the rest."""
+    """Return a list, a NumPy array or JSON of a list as a list; [] for other values."""
     value = _parsed(value)
     return [*value] if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else []
 
 
 def _call(call: Any) -> dict[str, Any] | None:
-    """A call as chat templates read it: arguments that are JSON of an object become the object."""
+    """Return a call as chat templates read it: arguments that are JSON become an object. None if it has no name."""
     if not tool_name(call):
         return None
     inner = {key: value for key, value in call.get("function", call).items() if value is not None}
@@ -269,8 +269,8 @@ def _parsed(value: Any) -> Any:
 
 
 def table_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's row without the nulls by which Arrow gives all objects of a column the same keys. There an author's own
-    nulls cannot be told from these."""
+    """Return a table's row without nulls inside its objects. Arrow adds these to give all objects of a column the same
+    keys; an author's own nulls cannot be told from them."""
     return {str(name): _without_nulls(value) for name, value in row.items()}
 
 
@@ -283,7 +283,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def unread_keys(turn: Any) -> Iterator[str]:
-    """What a turn of a chat holds and nobody reads, such as "turns' id"; nothing for what is no turn."""
+    """Yield keys of a chat's turn and its calls that are not read, such as "turns' id"; nothing for other values."""
     if not isinstance(turn, Mapping) or not ("role" in turn or "from" in turn):
         return
     for key, value in turn.items():
@@ -310,7 +310,7 @@ def blank(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it: its kind and its beginning."""
+    """Return a value as an error quotes it: its kind, and its beginning or its number of entries."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -3,7 +3,7 @@
     path -> (where, dict row), (where, dict row), ...
 
 A row that cannot be read is yielded as a `DataError`, which the caller may skip. A file that cannot be read raises one.
- Leaves out which files a source has (`read.py`) and what columns mean (`formats.py`).
+Leaves out which files a source has (`read.py`) and what columns mean (`formats.py`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ KEY_TWICE = "objects with a key twice, of which the last value is read"
 
 
 def ignore(what: str, example: str) -> None:
-    """A note that is not reported."""
+    """A `Note` that reports nothing."""
 
 
 def file_kind(name: str) -> str:
-    """The ending that says how a file is read, such as ".jsonl" of "a.jsonl.gz"; "" if the file is not read."""
+    """Return the ending that says how to read a file, such as ".jsonl" of "a.jsonl.gz"; "" if it cannot be read."""
     path = Path(name.lower())
     kind = Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
     return kind if kind in READERS and not (kind == ".parquet" and path.suffix in OPENERS) else ""
 
 
 def file_rows(source: str, path: Path, note: Note = ignore) -> Iterator[Scanned]:
-    """The rows of a file, which errors call `source`."""
+    """Yield the rows of a file, which errors call `source`. Raises DataError if the file cannot be read."""
     kind = file_kind(path.name)
     if not kind:
         raise DataError(
@@ -75,7 +75,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _json_lines(source: str, path: Path, note: Note) -> Iterator[Scanned]:
-    """One row a line, or a list of rows under the wrong name."""
+    """Yield a row per line. A file that begins with "[" is read as a list of rows, despite its name."""
     with _opened(path) as lines:  # bytes: text mode would also split at U+2028, which JSON allows inside texts
         number = 0
         while line := lines.readline(LONGEST_LINE):
@@ -106,7 +106,7 @@ def _row(where: str, line: bytes, note: Note) -> Scanned:
 
 
 def _json_file(source: str, path: Path, note: Note) -> Iterator[Scanned]:
-    """A list of rows, an object that holds one, or lines of JSON under the wrong name."""
+    """Yield the rows of a list, of an object that holds a list or is a row, or of JSON lines despite the name."""
 
     def twice(key: str) -> None:
         note(KEY_TWICE, f"{key!r} in {source}")
@@ -161,7 +161,7 @@ def _row_list(value: Any, source: str) -> list[Any]:
 
 def _table(delimiter: str) -> Reader:
     def read(source: str, path: Path, note: Note) -> Iterator[Scanned]:
-        """A header, then a row a record: every cell is a text, an empty one is null."""
+        """Yield a row for each record after the header: every cell is a text, an empty one is None."""
         csv.field_size_limit(LONGEST_LINE)  # of the process; Python's own is 128 KiB
         with _opened(path) as file:
             head = file.read(3)
@@ -176,7 +176,7 @@ def _table(delimiter: str) -> Reader:
 
 
 def _bounded(source: str, text: IO[str]) -> Iterator[str]:
-    """The lines of a text. Raises DataError for one that is too long, before it is in memory."""
+    """Yield the lines of a text. Raises DataError for one that is too long, before all of it is in memory."""
     number = 0
     while line := text.readline(LONGEST_LINE):
         number += 1
@@ -231,7 +231,7 @@ def _parquet(source: str, path: Path, note: Note) -> Iterator[Scanned]:
 
 
 def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | str]:
-    """Rows in Python's types, or why one cannot be read: Parquet may hold invalid UTF-8, and times after 9999."""
+    """Yield rows in Python's types, or why one cannot be read: Parquet may hold invalid UTF-8, or times after 9999."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):
@@ -253,7 +253,7 @@ READERS: dict[str, Reader] = {
 
 
 def numbered(source: str, rows: Any) -> Iterator[Scanned]:
-    """Number rows from 1 and check that each is a dict."""
+    """Yield rows with their places, numbered from 1; a row that is not a dict becomes a DataError."""
     for number, row in enumerate(rows, start=1):
         where = f"{source}#{number}"
         try:

@@ -48,12 +48,12 @@ def register_dialect(dialect: Dialect) -> None:
 
 
 def dialects() -> dict[str, Dialect]:
-    """All dialects by name."""
+    """Return all dialects by name."""
     return dict(_DIALECTS)
 
 
 def demonstration_of(read: Sample) -> Demonstration:
-    """The row as something to imitate: its answer, else the first chosen one, else the last trained assistant turn."""
+    """Return the answer to imitate: the row's, else the first chosen one, else the last trained assistant turn."""
     pair = read.pairs[0] if read.pairs else None
     if read.answer is None and pair is not None:
         read = replace(read, answer=pair.chosen, turn=pair.chosen_turn)
@@ -77,14 +77,14 @@ def speaks(turn: Message) -> bool:
 
 
 def preference_of(read: Sample) -> Preference:
-    """The row as pairs of answers."""
+    """Return the row's prompt with its pairs. Raises DataError if it has none."""
     if not read.pairs:
         raise DataError("there is no pair of a chosen and a rejected answer.", read.where)
     return Preference(pairs=read.pairs, **read.asked())
 
 
 def judgement_of(read: Sample) -> Judgement:
-    """The row as judged answers. Of a pair the chosen one is good, the rejected one bad."""
+    """Return the row's judged answers; of a pair, chosen is good and rejected bad. Raises DataError if it has none."""
     verdicts = read.verdicts
     for pair in read.pairs:
         chosen = Verdict(answer=pair.chosen, good=True, turn=pair.chosen_turn)
@@ -99,14 +99,14 @@ def judgement_of(read: Sample) -> Judgement:
 
 
 def question_of(read: Sample) -> Question:
-    """The row as a prompt to be answered, with the reference answer if it has one."""
+    """Return the row's prompt to be answered, with the reference answer, or None if it has none."""
     return Question(answer=read.answer, extra=read.extra, **read.asked())
 
 
 def sample(
     row: Any, *, kind: str, where: str, dialect: str = "auto", columns: Mapping[str, str] | None = None
 ) -> tuple[Sample, str]:
-    """Read a row for one kind of record. Return the name of the dialect too."""
+    """Read a row for one `kind` of record. Return the `Sample` and the name of its dialect. Raises DataError."""
     if not isinstance(row, Mapping):
         raise DataError(f"the row is {shown(row)}; it must be an object with columns.", where)
     fields = Fields(_renamed(row, columns or {}), where)
@@ -160,7 +160,7 @@ def named(name: str) -> Dialect:
 
 
 def detect(fields: Fields, kind: str) -> Dialect:
-    """The dialect of highest precedence that the columns fit and that serves this kind of record."""
+    """Return the matching dialect of highest precedence. Raises DataError if there is none or it refuses the `kind`."""
     there = [e for e in dialects().values() if (kind in e.gives or e.refusal) and e.matches(fields)]
     if not there:
         columns = sorted(str(name) for name, value in fields.row.items() if value is not None)
@@ -173,7 +173,7 @@ def detect(fields: Fields, kind: str) -> Dialect:
 
 
 def _override(fields: Fields, kind: str) -> str:
-    """Say what to set for a row's columns to be read in the dialect that leaves fewest of them without a use."""
+    """Return a hint how to set data.columns so that the nearest dialect reads the row; "" if none can be given."""
     chats = any(isinstance(value, list) for value in fields.row.values())
     others = {*(ELSEWHERE.get(kind, ()) if kind != JUDGEMENT else ()), *([] if chats else CHATS.split("|"))}
 
@@ -215,7 +215,7 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def found(row: Mapping[str, Any], column: str) -> tuple[Any, ...]:
-    """The value under a name, or () if the row lacks it. The name "a.b" is entry b of the object in column a."""
+    """Return (value,) of a column, or () if the row lacks it. The name "a.b" is entry b of the object in column a."""
     if column in row:
         return (row[column],)
     outer, dot, inner = column.partition(".")
@@ -224,7 +224,7 @@ def found(row: Mapping[str, Any], column: str) -> tuple[Any, ...]:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse overrides of column names that no dialect reads."""
+    """Raise DataError for a key of data.columns that is no column of any dialect."""
     known = sorted({name for entry in dialects().values() for name in entry.columns()})
     for name in columns:
         if name not in known:
@@ -232,7 +232,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def check_found(columns: Mapping[str, str], renamed: set[str], kind: str | None = None) -> None:
-    """Refuse overrides that name a column which no row had; an optional column would be missing silently.
+    """Raise DataError if data.columns names a column that no row had: an optional column would be missing silently.
 
     Rows of one `kind` may lack what only others need, since a pipeline's stages share their settings."""
     serving = [entry.columns() for entry in dialects().values() if kind is None or kind in entry.gives]

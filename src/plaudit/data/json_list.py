@@ -1,4 +1,4 @@
-"""A file that is one JSON list, value by value: a small packed file may hold more than memory."""
+"""Read a file that is one JSON list, value by value: a small compressed file may hold more than memory does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 class JsonList:
-    """Iterates over the values. `head` is what was read of the file, and `most` bounds the characters of a value.
+    """Iterates over the list's values. `head`: bytes of the file that were read before. `most`: characters of a value.
 
-    Raises DataError for what is no JSON, UnicodeDecodeError for what is no UTF-8, and what `decoder` raises."""
+    Raises DataError for bad JSON or a longer value, UnicodeDecodeError for bad UTF-8, and what `decoder` raises."""
 
     def __init__(self, file: IO[bytes], head: bytes, decoder: JSONDecoder, most: int):
         self._file, self._head, self._decoder, self._most = file, head, decoder, most
@@ -44,7 +44,7 @@ class JsonList:
         self._at += 1
 
     def _next(self) -> str:
-        """The next character that is no blank; "" at the end."""
+        """Go to the next character that is no blank, and return it; "" at the end of the file."""
         while True:
             self._at = BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches everywhere
             if self._at < len(self._text) or self._ended:
@@ -66,7 +66,7 @@ class JsonList:
             self._read()
 
     def _read(self) -> None:
-        """Read more, and forget what was passed."""
+        """Read another piece of the file, and drop the text that was passed. Raises DataError for a long value."""
         self._line, self._column = self._place(self._at)
         self._text, self._at = self._text[self._at :], 0
         if len(self._text) > self._most:

@@ -56,7 +56,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Generic[ItemT]):
-    """What a run trains on and validates with. An item is what `batch_size` counts: one prompt.
+    """The data that a run trains on and validates with. An item is what `batch_size` counts: one prompt.
 
     - demonstrations: `(row,)`, or the rows of a chat's turns
     - preferences: all rows of a prompt, chosen and rejected adjacent
@@ -75,7 +75,7 @@ class Dataset(Generic[ItemT]):
     """Tokens of the longest row, or prompt."""
 
     def cursor(self, seed: int) -> Cursor:
-        """The order in which `items` are drawn."""
+        """Return the order in which `items` are drawn."""
         if isinstance(self.items, Stream):
             return InOrder()
         return Cursor(self.counts, weights=self.weights, seed=seed, shuffle=self.shuffle)
@@ -106,14 +106,14 @@ class Loader(Generic[RecordT, ItemT]):
         ends: Collection[int] = (),
         refers: Refers = bool,
     ) -> Dataset[ItemT]:
-        """Read what the settings name. `ends` are the model's end tokens beside the tokenizer's own. A row of prompts
-        whose answer `refers` refuses is a bad row."""
+        """Read the sources that the settings name. `ends` are the model's end tokens beside the tokenizer's own. Of
+        prompts, a row with an answer that `refers` refuses is a bad row."""
         reader = self.reader(settings, tokenizer, ends)
         reader.refers = refers
         return (_streamed if settings.stream else _stored)(reader, seed, self)
 
     def reader(self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> Reader:
-        """Raises ValueError for settings that this kind of data cannot be read with."""
+        """Return the reader for these settings. Raises ValueError if this kind of data cannot be read with them."""
         check(settings, unfed, prefix="data.")
         if self.kind != QUESTION and settings.max_prompt_tokens >= settings.max_tokens:
             raise ValueError(
@@ -129,7 +129,7 @@ class Loader(Generic[RecordT, ItemT]):
 def _of_rows(
     kind: str, record: Callable[[Sample], RecordT], rows_of: RowsOf[RecordT]
 ) -> Loader[RecordT, tuple[Row, ...]]:
-    """A loader whose items are the rows of a group."""
+    """Return a loader whose items are the rows of a group."""
 
     def items(records: Sequence[RecordT], reader: Reader, tally: Tally, first: int) -> list[tuple[Row, ...]]:
         return [tuple(rows) for _, rows in groupby(rows_of(records, reader, tally, first), key=attrgetter("group"))]
@@ -219,7 +219,7 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
 
 
 def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Dataset[ItemT]:
-    """Train sources as a stream, whose first block is read now. Validation sources are stored."""
+    """Return train sources as a stream, whose first block is read now. Validation sources are read and stored whole."""
     settings = reader.settings
     tallies: list[Tally] = []
 
@@ -256,7 +256,7 @@ def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Data
 
 
 def _items(reader: Reader, loader: Loader[RecordT, ItemT], tally: Tally, first: int) -> Iterator[list[ItemT]]:
-    """The items of a tally's source, some at a time; `first` is the number of the first one."""
+    """Yield the items of a tally's source, a list at a time; `first` is the number of the first item."""
     records = _records(tally, reader.settings, loader)
     while some := list(islice(records, AT_ONCE)):
         items = loader.items(some, reader, tally, first)
@@ -288,8 +288,8 @@ def previewed(
     rows: int,
     refers: Refers = bool,
 ) -> Iterator[Preview]:
-    """Read the first good rows of every source. Bad rows are counted, and a source that cannot be read has a problem.
-    `refers` as for a `Loader`. Raises ValueError for settings that this kind of data cannot be read with."""
+    """Yield a preview of each source: its first good rows. Bad rows are counted; a source that cannot be read has a
+    `problem`. `refers` as for a `Loader`. Raises ValueError for settings that this kind of data cannot be read with."""
     loader = LOADERS[kind]
     some = replace(settings, train=settings.fed or settings.apart, limit=min(rows, settings.limit or rows))
     reader = loader.reader(replace(some, validation=None), tokenizer, ends)
@@ -316,7 +316,7 @@ def previewed(
 
 
 def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT]) -> Iterator[RecordT]:
-    """Read the source of a tally."""
+    """Yield the good records of a tally's source, at most `data.limit`. Count rows, and skip bad ones in the budget."""
     split = settings.split_of(tally.source) if tally.role == "train" else settings.validation_split
     entered = {theirs.partition(".")[0] for theirs in settings.columns.values()}
     good = 0
@@ -353,7 +353,7 @@ def _prompt_key(prompt: Tokens, number: int) -> int:
 
 
 def _held_out(prompts: Integers, percent: float, key: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Choose the items to set aside by the keys of their prompts: no prompt is on both sides.
+    """Return a mask of the items to set aside, chosen by the keys of their prompts: no prompt is on both sides.
 
     If every prompt has more items than are to be set aside, single items are chosen. (All plain texts have the empty
     prompt.)
@@ -377,7 +377,7 @@ def _held_out(prompts: Integers, percent: float, key: tuple[int, ...]) -> npt.ND
 
 
 def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequence[str]) -> None:
-    """Refuse a share of 0 draws: it is the same in every epoch, so the source would never be drawn from."""
+    """Raise DataError for a share of 0 draws: every epoch has the same, so the source would never be drawn from."""
     quotas = Cursor(counts, weights=weights).quotas
     if quotas is not None and 0 in quotas:
         raise DataError(

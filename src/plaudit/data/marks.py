@@ -1,4 +1,4 @@
-"""Marks in a chat, by which to find in a rendered text what its author wrote: an answer's text, tools and their calls.
+"""Marks that show where a rendered chat has what its author wrote: an answer's text, tools and their calls.
 
 A mark is one character for private use (Unicode, planes 15 and 16) that stands in none of the texts. A template copies
 it like any other character, so what stands between two marks is what it made of the text between them. Looking for the
@@ -31,7 +31,7 @@ NUMBER = 739_000_001
 
 
 def unused(text: str) -> re.Pattern[str]:
-    """The marks of a plane that this text does not use."""
+    """Return a pattern of the marks of a plane that this text does not use. Raises DataError if it uses both planes."""
     plane = next((plane for plane in PLANES if not re.search(plane, text)), None)
     if plane is None:
         raise DataError("it has characters for private use of both planes 15 and 16; leave out those of one.")
@@ -65,7 +65,7 @@ def pieces_of(answer: Message) -> list[Piece]:
 
 
 def marked(answer: Message, pieces: Sequence[Piece], marks: re.Pattern[str]) -> Message:
-    """The turn with mark 2i before piece i and mark 2i + 1 after it."""
+    """Return the turn with mark 2i before piece i and mark 2i + 1 after it."""
     written = dict(answer)
     for i, piece in reversed([*enumerate(pieces)]):
         text, end = written[piece.key], piece.start + len(piece.text)
@@ -75,22 +75,22 @@ def marked(answer: Message, pieces: Sequence[Piece], marks: re.Pattern[str]) -> 
 
 
 def places(shown: str, marks: re.Pattern[str]) -> dict[int, int]:
-    """Where each mark stood last, by its number, in characters of the text without marks."""
+    """Return each mark's last position by the mark's number, as an index into the text without marks."""
     first = ord(marks.pattern[1])
     return {ord(found[0]) - first: found.start() - i for i, found in enumerate(marks.finditer(shown))}
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a rendered text must show, and what it says of it if not."""
+    """A word that a rendered text must contain, and what the text leaves out if it does not."""
 
     text: str
     what: str
 
 
 class Probes:
-    """Calls and tools in which every value is one that `text` does not have; `wanted` are those values. They are plain
-    letters and digits, since some templates write other characters as escapes."""
+    """Puts words and numbers that `text` does not have into the values of calls and tools, and collects them in
+    `wanted`. They are plain letters and digits, since some templates write other characters as escapes."""
 
     def __init__(self, text: str) -> None:
         self._word = WORD
@@ -109,7 +109,7 @@ class Probes:
         return word + value
 
     def call(self, call: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """A call with values of the same kinds. One without arguments that could be told gets one."""
+        """Return the call with a probe in each text and number; without any, it gets an argument `probe`."""
         what = f"{what} {tool_name(call)!r}"
         before = len(self.wanted)
         arguments = self._value(call["function"]["arguments"], what)
@@ -119,7 +119,7 @@ class Probes:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool with another name, description and names of parameters."""
+        """Return the tool with probes in its name, its description and the names of its parameters."""
         inner, what = dict(tool_inner(tool)), f"the tool {tool_name(tool)!r}"
         for key, told in (("name", what), ("description", f"the description of {what}")):
             if isinstance(inner.get(key), str) and inner[key]:

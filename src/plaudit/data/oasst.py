@@ -5,7 +5,7 @@
         -> preferences: what users wrote, whose answers are ranked, as `prompt/pos_answers/neg_answers`
         -> prompts: what users wrote, with all before it and the best answer
 
-Messages that were deleted, or that reviewers refused, are left out with what answers them. Other rows pass.
+Messages that were deleted, or that reviewers refused, are left out with all replies to them. Other rows pass unchanged.
 """
 
 from __future__ import annotations

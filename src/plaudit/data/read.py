@@ -137,8 +137,8 @@ def _of_split(source: str, of_split: Mapping[str, list[str]], split: str) -> lis
 
 
 def _files_within(path: Path) -> list[str]:
-    """Relative paths of all files in a folder, sorted, without hidden ones. A folder that links lead to several times
-    counts once, since links may go round in circles."""
+    """Return relative paths of all files in a folder, sorted, without hidden ones. A folder that several links lead to
+    is read once, since links may go round in circles."""
     found, seen = [], set[str]()
     for folder, within, files in os.walk(path, followlinks=True):
         within[:] = sorted(name for name in within if not name.startswith("."))
@@ -151,8 +151,8 @@ def _files_within(path: Path) -> list[str]:
 
 
 def _split_told(name: str) -> str:
-    """The split that a path names: the part before a shard's number, else the last word for a split, as in
-    `datasets`."""
+    """Return the split that a path names: the part before a shard's number, else the last word for a split, as in
+    `datasets`; "" if there is none."""
     shard = SHARD.match(Path(name).name)
     if shard:
         return SPLITS.get(shard["name"].lower(), shard["name"])
@@ -161,7 +161,7 @@ def _split_told(name: str) -> str:
 
 
 def _check_shards(source: str, names: Iterable[str]) -> None:
-    """Refuse a split with missing shards, such as half a download."""
+    """Raise DataError if shards of a split are missing, as after half a download."""
     shards: dict[tuple[str, int], set[int]] = {}
     for name in names:
         if shard := SHARD.match(name):
@@ -177,7 +177,7 @@ def _check_shards(source: str, names: Iterable[str]) -> None:
 
 
 def _listed(source: str, path: Path, config: str) -> dict[str, list[str]] | None:
-    """File patterns by split that a README lists for a configuration; None if it lists no configurations."""
+    """Return the file patterns by split that a README lists for a configuration; None if it lists no configurations."""
     readme = path / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
     front = re.match(r"---\r?\n(.*?)\r?\n---\s", text + "\n", re.DOTALL)
@@ -206,7 +206,7 @@ def _listed(source: str, path: Path, config: str) -> dict[str, list[str]] | None
 
 
 def _patterns(told: Any, source: str) -> dict[str, list[str]]:
-    """Read the `data_files` of a configuration in any form that `datasets` takes."""
+    """Return the file patterns by split in a configuration's `data_files`, in any form that `datasets` takes."""
     if isinstance(told, str):
         return {"train": [told]}
     if isinstance(told, list) and all(isinstance(one, str) for one in told):

@@ -137,7 +137,7 @@ class Reader:
         return Written(asked=asked, prompt=prompt, completions=texts, messages=turns)
 
     def encoded(self, written: Sequence[Written]) -> list[Encoded]:
-        """Tokenise. Chats that are too long lose turns if the settings say so."""
+        """Tokenise prompts and answers. With data.overlong=truncate, chats that are too long lose their first turns."""
         limit, most = self.settings.max_prompt_tokens, self.settings.max_tokens
         opened = encode_texts(endings([one.prompt for one in written], limit, self.tokenizer), self.tokenizer)
         fitted = [
@@ -171,7 +171,7 @@ class Reader:
         return found
 
     def _fitted(self, written: Written, tokens: Tokens) -> tuple[Written, Tokens, bool]:
-        """Drop as many first turns of a chat as it takes to fit, or none if that cannot help."""
+        """Drop first turns of a chat until it fits, none if that cannot help. The flag is True if some were dropped."""
         one, now, limit = written, tokens, self.settings.max_prompt_tokens
         if self.settings.overlong == "truncate":
             while len(now) > limit:
@@ -208,12 +208,12 @@ class Reader:
         return Answer(tokens[:room], truncated=True, span=span)
 
     def before(self, prompt: Tokens, answer: Answer) -> Tokens:
-        """The tokens of a fitted prompt in front of an answer: one at least, since a row's first token is not
+        """Return the tokens of a fitted prompt in front of an answer: at least one, since a row's first token is not
         trained."""
         return prompt[: len(prompt) - answer.span] or _opened((), self.bos, self.tokenizer)
 
     def fitting_prompt(self, one: Encoded, dropped: Counter[str]) -> Tokens | None:
-        """Cut the beginning of a prompt that is too long, after BOS. Return None and count it if it is `dropped`."""
+        """Return the prompt's tokens, cut at the front (after BOS) if too long, or None, counted in `dropped`."""
         tokens, limit = one.tokens, self.settings.max_prompt_tokens
         if len(tokens) <= limit:
             return tokens
@@ -226,7 +226,7 @@ class Reader:
         return tokens[len(tokens) - limit :]
 
     def _overlong(self, one: Encoded) -> str:
-        """What happens to rows that are too long; by default chats are dropped and texts cut."""
+        """Return what happens to a row that is too long; by default chats are dropped and texts truncated."""
         return self.settings.overlong or ("drop" if one.messages else "truncate")
 
     def _refuse(self, what: str, one: Encoded) -> None:
@@ -247,7 +247,7 @@ def _asks_with_chats(settings: DataSettings, chats: Chats) -> bool:
 
 
 def parts_of(item: Row | Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, bool], ...]:
-    """A row's text in parts, each with whether it is trained; a prompt is one part."""
+    """Return a row's text in parts, each with True if it is trained; a prompt is one part."""
     trainable: Sequence[int] = (False,) * len(item.tokens) if isinstance(item, Prompt) else item.trainable
     parts: list[tuple[str, bool]] = []
     before = end = 0
@@ -281,7 +281,7 @@ def _wrapped(prompt: str, settings: DataSettings) -> str:
 
 
 def beginnings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Cut the ends of texts that are much too long, to more tokens than the limit still.
+    """Cut the ends of texts that are much too long; what is left still has more than `limit` tokens.
 
     Tokenising a text of 30 MB would take minutes."""
     return [text if len(text) <= 64 * limit else text[: _most(limit, tokenizer)] for text in texts]
@@ -294,7 +294,7 @@ def endings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase
 
 @lru_cache(maxsize=4)
 def _most(limit: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """A number of characters that takes more than `limit` tokens."""
+    """Return a number of characters that always takes more than `limit` tokens."""
     return limit * max(map(len, tokenizer.get_vocab())) + 1
 
 
@@ -312,11 +312,11 @@ def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
 def after(
     prompt: Tokens, whole: Tokens, completion: str, tokenizer: PreTrainedTokenizerBase, *, chat: bool
 ) -> tuple[int, Tokens]:
-    """The completion's tokens within the whole text's, and how many of the prompt's last tokens they replace: those
-    from the first one on that is another one in the whole text.
+    """Return how many of the prompt's last tokens differ in the whole text, and the completion's tokens: those of the
+    whole text from the first difference on.
 
-    Of a chat none, if the completion apart has tokens of the same text; tokenizers such as Llama 2's put a blank
-    before it."""
+    For a chat, return 0 and the completion tokenised apart if that gives the same whole text; tokenizers such as Llama
+    2's put a blank before it."""
     kept = shared_count(prompt, whole)
     if chat and kept < len(prompt):
         apart = encode_texts([completion], tokenizer)[0]
@@ -326,7 +326,7 @@ def after(
 
 
 def _opened(tokens: Tokens, bos: int | None, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """The tokens with BOS in front, unless they have it: a chat template may have written it."""
+    """Return the tokens with `bos`, unless None or already there, in front. Without tokens return BOS, or else EOS."""
     if bos is not None and tokens[:1] != (bos,):
         return (bos, *tokens)
     if tokens:

@@ -1,4 +1,4 @@
-"""What a row says, typed: one `Sample` that every dialect fills, and the four records that are read off it.
+"""The typed content of a row: one `Sample`, which every dialect fills, and the four records made from it.
 
 dict row -> (dialect) Sample -> Demonstration | Preference | Judgement | Question
 """
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Whatever a row says. `messages` is the chat that asks, without the answer; if it is set, `prompt` is ""."""
+    """All that a row says. `messages` are the chat's turns before the answer; if there are any, `prompt` is ""."""
 
     prompt: str = ""
     messages: tuple[Message, ...] = ()
@@ -55,7 +55,7 @@ class Sample:
     """A guess that was made about the row; the report counts it."""
 
     def asked(self) -> dict[str, Any]:
-        """Keyword arguments for the fields of `Record`, which all kinds of record have."""
+        """Return the keyword arguments for the fields of `Record`, which all kinds of record have."""
         return {
             "prompt": self.prompt,
             "messages": self.messages,
@@ -66,7 +66,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is asked. One of `prompt` and `messages` is empty."""
+    """The fields of every kind of record. The prompt is in `prompt` or `messages`; both are empty for a plain text."""
 
     prompt: str
     messages: tuple[Message, ...]
@@ -98,7 +98,7 @@ class Judgement(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question(Record):
-    """A prompt to be answered. Rule rewards compare with `answer`, which is never cut."""
+    """A prompt to be answered. Rule rewards compare with the reference `answer` (None: there is none), never cut."""
 
     answer: str | None
     extra: Mapping[str, Any]
@@ -133,7 +133,7 @@ class Dialect:
         return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
 
     def read_of(self, fields: Fields) -> set[str]:
-        """The columns that `read` takes from a row: of each entry the first alternative that the row has."""
+        """Return the columns that `read` takes from a row: of each entry, the first alternative that the row has."""
         entries = [entry.split("|") for entry in (*self.needs, *self.may)]
         return {name for names in entries for name in [one for one in names if fields.has(one)][:1]}
 

@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Mapping[int, int]) -> Lengths:
-        """Of a mapping from length to number of times."""
+        """Make it from a mapping of length to number of times; an empty one gives zeros."""
         if not lengths:
             return cls()
         ordered = sorted(lengths)
@@ -190,11 +190,11 @@ class DataReport:
     """Train sources are read during training; only their first block is counted."""
 
     def json(self) -> dict[str, Any]:
-        """Plain values for `json.dump`."""
+        """Return plain values for `json.dump`."""
         return asdict(self)
 
     def table(self, *, measured: bool = False) -> str:
-        """Lines for a terminal: a table of the sources, then what was left out or cut, with reasons.
+        """Return lines for a terminal: a table of the sources, then what was left out or cut, with reasons.
 
         `measured` means that the data is for evaluation, not for training."""
         head = ("source", "", "read", "kept", "cut", "dropped", "bad")
@@ -223,7 +223,7 @@ def _cells(source: SourceReport) -> tuple[str, ...]:
 
 
 def _spread(source: SourceReport) -> list[str]:
-    """The lengths of prompts and answers."""
+    """Return a line with the percentiles of prompts' and answers' lengths; [] if none was measured."""
     both = {"prompts": source.prompt_tokens, "answers": source.completion_tokens}
     told = [f"{what} {one.p5}/{one.p50}/{one.p95}/{one.max}" for what, one in both.items() if one.count]
     return [f"tokens (p5/p50/p95/max): {', '.join(told)}"] if told else []
@@ -237,7 +237,7 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> list[str]:
-    """How the template asks and answers, with an example row."""
+    """Return notes on how the template asks for an answer and, if rows are `trained`, how it writes the answer."""
     notes = [f"chats ask for an answer with {chat['asks']!r}"]
     if chat["prints_date"]:
         notes.append("the chat template prints today's date: data.chat_template_kwargs={strftime_now: DATE} fixes it")
@@ -258,13 +258,13 @@ def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> list[str]:
 
 
 def row_line(parts: Parts) -> str:
-    """A row in one line: the end of what is read, the beginning of what is trained."""
+    """Return a row in one line: the end of each part that is only read, the beginning of each that is trained."""
     shown = (f"trained: {_shown(text, EXAMPLE)}" if trained else _shown(text, -EXAMPLE) for text, trained in parts)
     return " | ".join(shown)
 
 
 def _shown(text: str, length: int) -> str:
-    """The beginning of a text, or with a negative length its end."""
+    """Return the quoted beginning of a text, or with a negative length its end; "..." marks what is cut."""
     part = text[:length] if length > 0 else text[length:]
     dots = "" if part == text else "..."
     return f"{part!r}{dots}" if length > 0 else f"{dots}{part!r}"

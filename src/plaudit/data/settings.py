@@ -84,32 +84,32 @@ class DataSettings(Section):
 
     @property
     def fed(self) -> tuple[str, ...]:
-        """Sources of training."""
+        """Sources of training; () if there are none."""
         return tuple(self.train) if isinstance(self.train, Mapping) else sources(self.train)
 
     @property
     def weights(self) -> tuple[Any, ...] | None:
-        """The share of each of them, if they have shares."""
+        """The share of each source in `fed`; None if they have no shares."""
         return tuple(self.train.values()) if isinstance(self.train, Mapping) else None
 
     def split_of(self, source: str) -> str:
-        """The split of a train source."""
+        """Return the split of a train source; "train" if `split` is a mapping without that source."""
         return str(self.split.get(source, "train") if isinstance(self.split, Mapping) else self.split)
 
     @property
     def percent(self) -> float:
-        """Per cent of the train prompts that are set aside for validation."""
+        """Per cent of the train prompts that are set aside for validation; 0 if `validation` is no percentage."""
         share = SHARE.fullmatch(self.validation) if isinstance(self.validation, str) else None
         return float(share[1]) if share else 0.0
 
     @property
     def prompts(self) -> int:
-        """Number of train prompts that are set aside for validation."""
+        """Number of train prompts that are set aside for validation; 0 if `validation` is no number."""
         return 0 if isinstance(self.validation, bool) or not isinstance(self.validation, int) else self.validation
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Sources of validation."""
+        """Sources of validation; () if there are none, or if train prompts are set aside."""
         share = isinstance(self.validation, str) and SHARE.fullmatch(self.validation)
         return () if share or self.prompts > 0 else sources(self.validation)
 
@@ -140,13 +140,13 @@ class DataSettings(Section):
 
 
 def unfed(settings: DataSettings) -> list[str]:
-    """Return a problem if a run has no source to train on."""
+    """Return a list with one problem if a run has no source to train on, else []."""
     none = "data.train is empty: give it a file, a folder, a dataset name or file.py:function"
     return [none] if settings.train is None or settings.train in ("", [], (), {}) else []
 
 
 def sources(value: Any) -> tuple[str, ...]:
-    """`train` or `validation` as a tuple: both take one name or a list of names."""
+    """Return the names in `train` or `validation`, which is one name or a list. Raises ValueError for other values."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -167,8 +167,8 @@ def _told(value: Any) -> str:
 
 
 def absent(value: Any) -> list[str]:
-    """The sources that are missing files, by their names. A function's file is checked when it runs, and any other name
-    may be a data set's."""
+    """Return the sources that are named like files and do not exist. A function's file is checked when it runs, and any
+    other name may be a data set's."""
     try:
         named = sources(list(value) if isinstance(value, Mapping) else value)
     except ValueError:  # reported as a contradiction

@@ -35,7 +35,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Codec(Protocol[ItemT]):
-    """Items to a record batch and back, equal in every field."""
+    """Turns items into a record batch and back into items that are equal in every field."""
 
     def encode(self, items: Sequence[ItemT]) -> Any: ...
 
@@ -205,7 +205,7 @@ class PromptItems:
         return item
 
     def _further(self, prompt: Prompt) -> bytes:
-        """The other fields as JSON, or the number of the prompt among those in memory."""
+        """Return the other fields as JSON, or the number of the prompt among those that are kept in memory."""
         further = {
             "answer": prompt.answer,
             "source": prompt.source,
@@ -238,7 +238,7 @@ class References:
 
 
 def _ends(items: Sequence[Sequence[object]]) -> tuple[Integers, Integers]:
-    """Where the rows of each item end, and how many there are."""
+    """Return for each item the index after its last row, and its number of rows."""
     sizes = np.fromiter(map(len, items), np.int64, len(items))
     return sizes.cumsum(), sizes
 
@@ -252,7 +252,7 @@ def _lists(rows: Sequence[Sequence[Any]], kind: Any) -> Any:
 
 
 def _column(values: Any, kind: Any) -> Any:
-    """`arrow.array` of numbers; that would import pandas where it is installed, which takes 50 MiB."""
+    """Return numbers as an Arrow array. `arrow.array` would import pandas if it is installed, which takes 50 MiB."""
     import pyarrow as arrow
 
     held = np.asarray(values, kind)
@@ -260,7 +260,7 @@ def _column(values: Any, kind: Any) -> Any:
 
 
 def _strings(values: Sequence[bytes]) -> Any:
-    """`arrow.array` of bytes, without pandas."""
+    """Return byte strings as an Arrow array, without importing pandas."""
     import pyarrow as arrow
 
     offsets, text = np.concatenate(([0], _ends(values)[0])), b"".join(values)
@@ -274,7 +274,7 @@ def _of_lists(column: Any) -> Callable[[int], tuple[Any, ...]]:
 
 
 def _turns(trainable: Sequence[int]) -> Sequence[int]:
-    """Indices at which trainable changes, beginning with the first trained token."""
+    """Return the indices at which `trainable` changes, beginning with the first trained token."""
     start = trainable.index(True) if True in trainable else len(trainable)
     if trainable.count(True) == len(trainable) - start:
         return (start,)

@@ -26,7 +26,7 @@ BLOCKS = 3
 
 
 class InOrder(Cursor):
-    """Draws a stream's items in its own order."""
+    """Draws a stream's items in the stream's own order: draw n is item n."""
 
     def __init__(self) -> None:
         super().__init__(ENDLESS, shuffle=False)
@@ -36,7 +36,7 @@ class InOrder(Cursor):
 
 
 class Stream(Sequence[ItemT]):
-    """An endless sequence to be read forwards. `read` begins a pass. Raises DataError if a pass is empty."""
+    """An endless sequence to be read forwards. `read` iterates over one pass. Raises DataError if a pass is empty."""
 
     def __init__(
         self, read: Callable[[], Iterator[ItemT]], codec: Codec[ItemT], *, block: int, seed: int, shuffle: bool
@@ -66,7 +66,7 @@ class Stream(Sequence[ItemT]):
         self._items = self._begin()
 
     def _begin(self) -> Items[ItemT]:
-        """The first block of a pass."""
+        """Begin a pass and return its first block. Raises DataError if that is empty."""
         self._rows = self._read()
         items = self._block_of(self._rows)
         if not items:
@@ -81,7 +81,7 @@ class Stream(Sequence[ItemT]):
         self._items = self._block_of(self._rows) or self._begin()
 
     def _block_of(self, rows: Iterator[ItemT]) -> Items[ItemT]:
-        """The next block of a pass; empty when the pass is over."""
+        """Return the next block of a pass, shuffled unless `shuffle` is false; empty when the pass is over."""
         writer = Writer(self._codec)
         writer.add(islice(rows, self._block))
         items = writer.items()

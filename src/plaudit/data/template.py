@@ -36,7 +36,7 @@ DIRECTIVES = ("-d", "-m", *"YmdbBaAyjeHMSp")
 
 
 def chosen_template(settings: DataSettings, tokenizer: Any) -> Any:
-    """The template that renders chats: a text, a mapping of several by name, or None, as in `tokenizer.chat_template`.
+    """Return the chat template: a text, a mapping of several by name, or None, as in `tokenizer.chat_template`.
 
     `data.chat_template_kwargs` are fixed in it."""
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
@@ -53,7 +53,7 @@ def chosen_template(settings: DataSettings, tokenizer: Any) -> Any:
 
 
 def chat_template(setting: str | None) -> str | None:
-    """The template that the setting asks for; None is the tokenizer's own."""
+    """Return the template that the setting names; None for the tokenizer's own. Raises DataError for a missing file."""
     if setting is None:
         return None
     if setting == "default":

@@ -25,9 +25,9 @@ from plaudit.types import Prompt, Row
 def demonstration_rows(
     records: Sequence[Demonstration], reader: Reader, tally: Tally, first_group: int = 0
 ) -> list[Row]:
-    """One row a record, or with `data.every_turn` one for every assistant turn, with all before it as its prompt.
+    """Return one row per record, or with `data.every_turn` one per trained assistant turn after all turns before it.
 
-    `group` counts the records that have rows.
+    Rows of a record share a `group`, numbered from `first_group`. Records without rows are counted as dropped.
     """
     rows: list[Row] = []
     group = first_group
@@ -53,12 +53,12 @@ def demonstration_rows(
 
 
 def _last_turn(record: Demonstration) -> tuple[Asked, ...]:
-    """The record with its answer, which is a chat's last turn."""
+    """Return the record with its answer, which is a chat's last turn."""
     return (Asked(record, (_said(record.completion, record.turn),)),)
 
 
 def _turns(record: Demonstration) -> tuple[Asked, ...]:
-    """A prompt and its answer for every assistant turn that is trained and says something."""
+    """Return a prompt and its answer for every assistant turn that is trained and says or calls something."""
     said = [i for i, turn in enumerate(record.messages) if i and speaks(turn)]
     before = (Asked(replace(record, messages=record.messages[:i]), (record.messages[i],)) for i in said)
     return (*before, *_last_turn(record))
@@ -69,7 +69,7 @@ def _said(text: str, turn: Message) -> Message:
 
 
 def _pairs(record: Preference) -> tuple[Asked, ...]:
-    """Chosen and rejected in turn."""
+    """Return the record with its answers: chosen and rejected of each pair in turn."""
     said = [
         _said(text, turn)
         for pair in record.pairs
@@ -79,7 +79,7 @@ def _pairs(record: Preference) -> tuple[Asked, ...]:
 
 
 def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
-    """Chosen at 2i, rejected at 2i + 1; `group` counts prompts, `weight` is 1 / pairs of the prompt."""
+    """Return chosen answers as rows 2i, rejected as 2i + 1; `group` numbers prompts, `weight` is 1 / prompt's pairs."""
     rows: list[Row] = []
     most = reader.settings.max_pairs_per_prompt
     group = first_group
@@ -111,15 +111,15 @@ def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally,
 
 
 def _judged(record: Judgement) -> tuple[Asked, ...]:
-    """The answers in the order of the verdicts."""
+    """Return the record with its answers, in the order of the verdicts."""
     return (Asked(record, tuple(_said(one.answer, one.turn) for one in record.verdicts)),)
 
 
 def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
-    """Judged answers at 2i, with the reward 1 (good) or -1 (bad); `group` counts prompts.
+    """Return judged answers as rows 2i, with the reward 1 (good) or -1 (bad); `group` numbers prompts.
 
-    At 2i + 1 is the same prompt with another answer, to another one of these records, from which nothing is learned.
-    If there is none, nothing of that row is trainable.
+    Row 2i + 1 is the mismatched row: the same prompt with an answer to another prompt of these records. If there is no
+    such answer, the row has only the prompt, and none of its tokens is trainable.
     """
     kept: list[tuple[Tokens, list[tuple[Answer, bool]]]] = []
     for record, (asked,) in reader.read(records, _judged, tally):
@@ -152,7 +152,7 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
 def _mismatched(
     kept: Sequence[tuple[Tokens, list[tuple[Answer, bool]]]], number: int, place: int, answer: Answer
 ) -> Answer | None:
-    """An answer to the next other prompt that has another one than this."""
+    """Return an answer, unlike `answer`, to the next different prompt that has one; None if no prompt does."""
     for step in range(1, len(kept)):
         prompt, judged = kept[(number + step) % len(kept)]
         others = [other for other, _ in judged if other.tokens != answer.tokens]
@@ -185,7 +185,7 @@ def _judged_answers(
 
 
 def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[Prompt]:
-    """One prompt a record; `text` is what the policy reads, `id` where the record stands."""
+    """Return a prompt per record: `text` is what the policy reads, `id` its place. Bad references make bad rows."""
     kept: list[Prompt] = []
     for record, (asked,) in reader.read(records, lambda record: (Asked(record),), tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
@@ -213,7 +213,7 @@ def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[P
 
 
 def _text(tokens: Tokens, reader: Reader) -> str:
-    """The text of a prompt that lost its beginning, without the BOS that `encode_prompt` would put before it."""
+    """Return the text of a prompt that lost its beginning, without the BOS that `encode_prompt` puts before it."""
     own = tokens[1:] if tokens[0] == reader.bos else tokens
     return str(reader.tokenizer.decode(list(own), clean_up_tokenization_spaces=False))
 

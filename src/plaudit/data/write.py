@@ -18,7 +18,7 @@ Rows = Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """What a pipeline reads of a task: training and set-aside rows for every stage, and the folder of a tokenizer."""
+    """The files of a task that a pipeline reads: training and set-aside rows for every stage, a tokenizer's folder."""
 
     sft: Path
     sft_validation: Path
@@ -65,6 +65,6 @@ def answered(text: str, turn: Message) -> str | list[Message]:
 
 
 def pair_row(one: Sample, pair: Pair, *, asked: str = "prompt") -> dict[str, Any]:
-    """A pair in the dialect prompt/chosen/rejected, without its margin and further columns."""
+    """Return a pair as a row of the dialect prompt/chosen/rejected, without its margin and further columns."""
     chosen, rejected = answered(pair.chosen, pair.chosen_turn), answered(pair.rejected, pair.rejected_turn)
     return {asked: ask(one), "chosen": chosen, "rejected": rejected}

@@ -30,7 +30,7 @@ class Reward(Protocol):
 
 
 class Turns:
-    """`async with turns():` lets at most so many in at once, in whichever event loop asks."""
+    """`async with turns():` lets at most `most` tasks in at once. Another event loop gets a semaphore of its own."""
 
     def __init__(self, most: int):
         self.most = most

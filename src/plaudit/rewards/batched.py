@@ -34,7 +34,7 @@ Read = Callable[[Any], list[Any]]
 
 
 class Batched:
-    """How a function is called that takes `completions`. Its columns are those parameters that are nothing else."""
+    """Calls a function that takes a batch. `columns`: its required parameters that are neither TRL's nor options."""
 
     def __init__(self, function: Callable[..., Any], name: str, options: Mapping[str, Any]):
         self.function, self.name, self.options = function, name, dict(options)
@@ -51,7 +51,7 @@ class Batched:
         refuse_options(name, () if self.open else options, [one.name for one in parameters])
 
     def lacking(self, prompts: Iterable[Prompt]) -> str:
-        """Why the function cannot be called for these prompts, or ""."""
+        """Return why the function cannot be called for these prompts, such as a missing column; "" if it can."""
         looked_at = list(prompts)
         columns = {column for prompt in looked_at for column in _columns(prompt)}
         absent = [one for one in (*self.columns, *self._looked_up()) if one not in columns]
@@ -70,7 +70,7 @@ class Batched:
         )
 
     def _looked_up(self) -> list[str]:
-        """What only TRL's trainer has and the function takes from its `**kwargs`, as its source says."""
+        """Return the names in ABSENT that the function's source reads from its `**kwargs`; [] without a source."""
         try:
             source = inspect.getsource(self.function)
         except (OSError, TypeError):
@@ -78,7 +78,7 @@ class Batched:
         return [one for one in ABSENT if self.open and re.search(rf"""\[\s*["']{one}["']\s*\]""", source)]
 
     def call(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Callable[[], Any], Read]:
-        """Return the call for the answers to a prompt, and what reads its result."""
+        """Return a function that makes the call for the answers to a prompt, and one that reads its result."""
         count = len(completions)
         logged: list[dict[str, float]] = [{} for _ in completions]
 
@@ -129,6 +129,6 @@ def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any])
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:
-    """A row's columns beside its prompt. A column that was read as the answer has each name that it may have had."""
+    """Return a row's columns beside its prompt. The answer is under each name in ANSWERS, since its own is not kept."""
     answers = {} if prompt.answer is None else dict.fromkeys(ANSWERS, prompt.answer)
     return answers | dict(prompt.extra)

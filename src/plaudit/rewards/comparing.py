@@ -1,9 +1,9 @@
-"""The script of a process that compares answers to mathematics with math-verify, which `mathematics.py` starts.
+"""The script of a process, started by `mathematics.py`, that compares mathematical answers by math-verify.
 
     arguments: seconds, bytes     lines of standard input: [reference, answer] as JSON -> "ready", then 0 or 1
 
-A comparison that takes more CPU time ends the process. math-verify's own limits are signals, which Python handles
-between two steps; a power of large numbers is one. It imports nothing of Plaudit, so that it starts quickly.
+A comparison that takes more CPU time ends the process. math-verify's own limits are signals, which Python handles only
+between two steps, and a power of large numbers is one step. The script imports nothing of Plaudit, to start quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def limit(what: str, most: int) -> None:
 
 
 def equal(reference: str, answer: str) -> bool:
-    """True if both are the same mathematics. The order counts: a set or an equation is read as the reference is."""
+    """True if both are equal, read as the reference is (as a set, an equation); False if it cannot be parsed."""
     expected = parse(reference, KINDS, parsing_timeout=None)
     return bool(expected) and verify(expected, parse(answer, KINDS, parsing_timeout=None), timeout_seconds=None)
 

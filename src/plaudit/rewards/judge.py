@@ -74,13 +74,13 @@ class JudgeReward:
             return Score(value=None, reason=f"cannot be read: {error!s:.200}")
 
     def refused(self, sequence: Tokens) -> Tokens | Score:
-        """Return the sequence, or a failed score if the judge has no positions for it."""
+        """Return the sequence, or a failed score if it is empty or longer than `longest`."""
         if 0 < len(sequence) <= self.longest:
             return sequence
         return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")
 
     async def scored(self, sequences: list[Tokens]) -> list[Score]:
-        """Score sequences, in batches with those of other callers. Raises AnswersLost."""
+        """Score sequences, in batches with those of other callers. Raises AnswersLost if the tokens of one are lost."""
         return [_score(value) for value in await self._queue.ask([_Question(sequence) for sequence in sequences])]
 
     async def _flush(self) -> None:

@@ -55,7 +55,7 @@ REFUSED = frozenset({401, 403, 404})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Which of two answers is better."""
+    """The judge's decision between two answers."""
 
     value: float | None
     """For the first answer: 1 if it won in both orders, 0 if it lost in both, 0.5 for a tie or a contradiction; None
@@ -92,7 +92,7 @@ class LlmJudge:
             yield self
 
     async def decide(self, prompt: str, first: str, second: str) -> Decision:
-        """Compare two answers. Raises RewardServerError if no request can succeed."""
+        """Compare two answers; equal ones tie without a request. Raises RewardServerError if no request can succeed."""
         if first == second:
             return Decision(value=0.5, verdicts=(0.5, 0.5))
         replies = ["", ""]
@@ -159,7 +159,7 @@ def verdict(reply: str) -> float | None:
 
 
 def _text(status: int, content: bytes) -> str:
-    """The text of a chat completion."""
+    """Return the text of a chat completion, "" if it has none. Raises Failed for another status or another body."""
     if status != 200:
         said = " ".join(content[:300].decode(errors="replace").split())
         passing = status >= 500 or status in TRY_AGAIN | {409}

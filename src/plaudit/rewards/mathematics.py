@@ -2,8 +2,8 @@
 
     completion, reference -> what is the answer of each -> a process of its own (`comparing.py`) -> 1 or 0
 
-A text can make the library compute for hours, or take all memory (10^10^10). So a process has limits for both. An
-answer whose comparison goes beyond them gets 0: it cannot get itself left out of the loss.
+A text such as 10^10^10 can make the library compute for hours or take all memory. So a process has limits for both. An
+answer whose comparison exceeds one gets 0, so that no answer can get itself left out of the loss.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MathReward:
     reads_tokens = False
 
     def __init__(self, name: str, options: Mapping[str, object]):
-        """Raises ValueError without math-verify, and for options that there are not."""
+        """Raises ValueError if math-verify is not installed, for unknown options and for wrong values of them."""
         self.options = options_of(MathOptions, name, options)
         self.name = name or "math"
         if importlib.util.find_spec("math_verify") is None:
@@ -85,7 +85,7 @@ class MathReward:
                 return Score(value=None, reason=f"{type(error).__name__}: {error}", transient=True)
 
     def _equal(self, reference: str, answer: str) -> bool:
-        """Raises OSError if there is no verdict through no fault of the answer."""
+        """Return the verdict, False beyond a limit. Raises OSError if a process does not start or answer in time."""
         line = json.dumps([reference, answer])
         for _ in range(2):  # a process may have ended for another reason
             process = self._idle.pop() if self._idle else Comparing(self.options)
@@ -99,7 +99,7 @@ class MathReward:
 
 
 class Comparing:
-    """A process that compares. Raises OSError if it does not start."""
+    """A process that compares answers (`comparing.py`). Raises OSError if it does not start."""
 
     def __init__(self, options: MathOptions):
         command = [sys.executable, "-P", str(SCRIPT), str(options.seconds), str(options.memory_mb << 20)]
@@ -111,8 +111,8 @@ class Comparing:
             raise OSError(f"the process that compares answers did not start (status {self.end()})")
 
     def said(self, line: str, seconds: float) -> str:
-        """Send a line, if any, and return the process's next one: "" if it has ended. Raises OSError if none comes in
-        time: the process has waited for this machine."""
+        """Send `line` unless it is "", and return the process's next line, "" if it has ended. Kill the process and
+        raise OSError if none comes within `seconds`: then the machine is too busy, since CPU time is limited."""
         assert self.process.stdin is not None and self.process.stdout is not None
         late = threading.Event()
 
@@ -139,7 +139,7 @@ class Comparing:
         return found
 
     def end(self) -> int:
-        """Return its status."""
+        """Kill the process, close its pipes and return its exit status."""
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def _ended(processes: list[Comparing]) -> None:
 
 
 def reference_of(answer: str | None) -> str:
-    """Return what a prompt's answer has to be compared with. Raises ValueError if that is nothing."""
+    """Return the part of a prompt's answer to compare with, boxed if it has no formula. Raises ValueError for none."""
     text = (answer or "").strip()
     text = "" if text.endswith("####") else text
     if not _FORMULA.search(text):

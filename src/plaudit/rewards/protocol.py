@@ -24,12 +24,12 @@ REASON_LENGTH = 300
 
 
 class ProtocolError(ValueError):
-    """Bytes that do not follow the protocol."""
+    """A request or an answer does not follow the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardItem:
-    """One item of a request, as a server reads it. `same_vocabulary`: the tokens are of the judge's vocabulary."""
+    """One item of a request, as a server reads it. `same_vocabulary`: it has tokens, and of the judge's vocabulary."""
 
     prompt: Prompt
     completion: Completion
@@ -62,7 +62,7 @@ def request(items: Sequence[str], *, vocabulary: str, options: Mapping[str, Any]
 
 
 def read_request(body: bytes, *, vocabulary: str) -> list[RewardItem]:
-    """Read the items of a request. `vocabulary` is the digest of the server's own. Raises ProtocolError."""
+    """Read the items of a request. `vocabulary`: the digest of the server's. Raises ProtocolError for a bad request."""
     content = _loaded(body)
     if content.get("version") != VERSION:
         raise ProtocolError(f'"version" is {content.get("version")!r:.40}, this server speaks {VERSION}')
@@ -127,7 +127,7 @@ def answer(scores: Sequence[Score]) -> bytes:
 
 
 def read_answer(body: bytes, count: int) -> list[Score]:
-    """Read the scores of `count` items. Raises ProtocolError unless each score belongs to a known item."""
+    """Read the scores of `count` items, in order. Raises ProtocolError unless there are exactly `count` of them."""
     content = _loaded(body)
     scores, reasons = content.get("scores"), content.get("reasons")
     if not isinstance(scores, list):

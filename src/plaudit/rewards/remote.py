@@ -36,7 +36,7 @@ OF_CONTENT = frozenset({400, 413, 422})
 
 
 class RewardServerError(RuntimeError):
-    """None of a reward's servers can be used."""
+    """No server of a reward (or of `llm`) can be used, or its token is missing."""
 
 
 class Failed(Exception):
@@ -123,7 +123,7 @@ class HttpReward:
         return [Score(value=None, reason=f"{reason} ({tried})", transient=transient)] * len(items)
 
     async def _least_busy(self, refused: set[_Server]) -> _Server:
-        """Wait for a server that does not rest. Of equally busy servers, return the one with the fewest requests."""
+        """Wait until a server does not rest. Return the one with the fewest open requests, then the fewest so far."""
         open_ = [server for server in self.servers if server not in refused]
         while True:
             now = asyncio.get_running_loop().time()
@@ -151,7 +151,7 @@ class HttpReward:
 
 
 def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
-    """The item to send, or the score of a completion that cannot be sent."""
+    """Return the item to send, or a failed score if the completion cannot be sent."""
     try:
         return _Item(protocol.item(prompt, completion))
     except (ValueError, TypeError) as error:
@@ -159,8 +159,8 @@ def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
 
 
 async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-    """Send a request; return the answer's status and body. `timeout` covers the whole exchange, since a server may send
-    its answer slowly."""
+    """Send a request; return the answer's status and body. Raises Failed if there is none within `timeout` seconds for
+    the whole exchange, since a server may send its answer slowly."""
     import httpx2
 
     try:
@@ -176,7 +176,7 @@ async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple
 
 
 async def _limited(response: Any) -> bytes:
-    """Read the body, within LARGEST_ANSWER. A compressed body is refused, since it may be huge when decompressed."""
+    """Read the body. Raises Failed if it exceeds LARGEST_ANSWER or is compressed: decompressed it may be huge."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise Failed("the answer is compressed, which was not asked for", final=True)
     body = bytearray()
@@ -210,12 +210,12 @@ async def client_of(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
 
 
 def headers(settings: RewardSettings) -> dict[str, str]:
-    """Headers of every request. Raises RewardServerError if the environment has no valid token."""
+    """Return the headers of every request. Raises RewardServerError if `token_env` names no valid token."""
     return headers_with(settings.token_env, f"reward {settings.name or settings.kind!r}")
 
 
 def headers_with(token_env: str, whose: str) -> dict[str, str]:
-    """Headers with the token in this environment variable, if one is named."""
+    """Return headers with the token in the variable `token_env`, unless that is "". Errors call the reader `whose`."""
     found = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
     if token_env:
         token = os.environ.get(token_env, "").strip()

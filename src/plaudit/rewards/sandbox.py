@@ -1,4 +1,4 @@
-"""The reward of kind `code`, which runs code that a model wrote. Each has processes of its own (`sandbox_child.py`).
+"""The reward of kind `code`: runs code that a model wrote, each answer in its own processes (`sandbox_child.py`).
 
     completion -> the last ``` block -> cases:  program(stdin) -> stdout, compared here
                                         tests:  answer's process <- calls, literals -> tests' process -> letters
@@ -67,7 +67,7 @@ class CodeOptions:
 
 
 class CodeReward:
-    """1 if the answer's code passes all tests of its row, else 0."""
+    """1 if the answer's code passes all tests and cases of its row, else 0; with `partial`, the share that pass."""
 
     waits = True
     reads_tokens = False

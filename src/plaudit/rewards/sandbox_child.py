@@ -283,7 +283,7 @@ class Remote:
 
 
 def names(code: types.CodeType) -> set[str]:
-    """All names that code reads, also in code within it."""
+    """Return all global and attribute names in code, also in the functions within it."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

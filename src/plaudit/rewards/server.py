@@ -43,7 +43,7 @@ def application(
     max_body: int = MAX_BODY,
 ) -> ASGIApp:
     """Return the application. `about` is the content of /health. A request's tokens are used if the digest of their
-    vocabulary equals `about["vocabulary"]`; otherwise its texts are used. `names` are this server's."""
+    vocabulary equals `about["vocabulary"]`; otherwise its texts are used. `names` are this server's host names."""
     service = _Service(scores, about)
     inside = Starlette(
         routes=[
@@ -60,7 +60,7 @@ def application(
 
 
 class _Service:
-    """The two routes."""
+    """Handles the two routes, `POST /score` and `GET /health`."""
 
     def __init__(self, scores: Scores, about: Mapping[str, Any]):
         self.scores, self.about, self.scored = scores, dict(about), 0
@@ -115,6 +115,6 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 
 def _said(status: int, reason: str) -> Response:
-    """A refusal. It ends the connection, since part of the request may be unread."""
+    """Return a JSON response with the reason. It ends the connection, since part of the request may be unread."""
     asked = {"www-authenticate": "Bearer"} if status == 401 else {}
     return JSONResponse({"error": reason}, status, headers=HEADERS | asked | {"connection": "close"})

@@ -73,7 +73,7 @@ class RewardSettings(Section):
 
     @property
     def reserving(self) -> int:
-        """Number of its processes for which room is reserved."""
+        """Number of the reward's processes for which resources are reserved."""
         return self.workers * self.tensor if self.kind == "judge" or self.resources else 0
 
     def contradictions(self) -> Iterator[str]:
@@ -112,7 +112,7 @@ def refuse_options(name: str, given: Iterable[str], known: Collection[str]) -> N
 
 
 def wrong_url(url: str) -> str:
-    """Why requests cannot be sent to an address, or ""."""
+    """Return why requests cannot be sent to an address; "" if they can."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)

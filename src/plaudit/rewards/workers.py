@@ -38,7 +38,7 @@ TRIES = 3
 
 
 class Scores(Protocol):
-    """The method that is called in a judge's process."""
+    """The methods that are called in a judge's processes."""
 
     @plain
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
@@ -46,7 +46,7 @@ class Scores(Protocol):
     def of_distant(self, sequences: list[Tokens]) -> list[float]: ...
 
     def pin(self, sources: Sequence[Source]) -> list[int]:
-        """Fetch answers, for `of_distant`. Return the numbers of those that are lost."""
+        """Fetch the answers of these sources, for `of_distant`. Return the indices of the sources that are lost."""
         ...
 
 
@@ -75,7 +75,7 @@ class JudgeWorkers:
         self._places.open()
 
     async def __call__(self, sequences: list[Tokens]) -> list[float | None]:
-        """None for sequences whose tokens are lost with a node."""
+        """Return a score for each sequence, in order; None for one whose tokens are lost with a node."""
         self.open()
         places = (await self._places.free(all_tried=True))[: len(sequences)]
         shares = [sequences[number :: len(places)] for number in range(len(places))]
@@ -102,7 +102,7 @@ class JudgeWorkers:
 
 
 async def _of_distant(judge: Worker[Scores], sequences: Sequence[Tokens]) -> list[float | None]:
-    """Let every process of a judge fetch tokens first: if one lacked some, the others would wait for it in the pass."""
+    """Score sequences, None for lost ones. All processes fetch tokens first: one without some would block the pass."""
     of = [sequence.source if isinstance(sequence, Distant) else None for sequence in sequences]
     sources = [source for source in {id(source): source for source in of}.values() if source is not None]
     found = await together(process.call(Scores.pin, sources) for process in judge.processes)
@@ -123,7 +123,7 @@ class FunctionProcess:
 
     @classmethod
     def maker(cls, settings: RewardSettings, plugins: Sequence[str]) -> Callable[[], FunctionProcess]:
-        """What makes one, now or later, of the user's files as they are loaded here now."""
+        """Return a function that makes one, also in another process, with the user's files as loaded here now."""
         return partial(cls, settings, tuple(plugins), sources())
 
     @plain
@@ -141,8 +141,8 @@ class _Answer:
 class FunctionWorkers:
     """A `Reward` whose function is called in `FunctionProcess`es.
 
-    A worker whose function computes has one call at a time. If it is lost, each of the call's answers is asked about
-    by itself, so that one that ends its process whenever it is scored fails, and no other.
+    A worker whose function computes has one call at a time. If it is lost, each answer of the call is scored again by
+    itself, so that only an answer that ends its process every time fails.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class FunctionWorkers:
         self._places.open()
 
     async def ready(self) -> None:
-        """Wait until all have loaded the function. Raises what prevents it."""
+        """Wait until all workers have loaded the function. Raises the error that prevents it."""
         await self._places.counted()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:

@@ -1,4 +1,4 @@
-"""Checks of weights for an engine with its own copy: they are newer, of its model and as sent, and it holds them.
+"""Check weights for an engine with its own copy: not older, of its model and as sent; then that the engine holds them.
 
     weights, version, digest as sent -> check -> take -> copied into the engine -> check_held
 
@@ -22,7 +22,7 @@ from plaudit.weights.pieces import WeightsError, digest_of_pieces
 
 @runtime_checkable
 class Ordered(Protocol):
-    """Refuses weights that are older than its own."""
+    """An engine, or its checks of weights, that refuses weights older than its own."""
 
     def go_back(self) -> None:
         """Take the next weights whatever their version: the run went back to a checkpoint."""
@@ -37,7 +37,7 @@ class Accepted:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def check(self, weights: Mapping[str, Tensor], version: int, *, sent: str | None) -> None:
-        """Raise WeightsError if the engine should keep what it has. `sent` is the sender's `digest` of the weights."""
+        """Raise WeightsError for an older version, other names or shapes, or a digest that is not `sent` (if given)."""
         pieces = pieces_of(weights)
         shapes = {piece.name: piece.shape for piece in pieces}
         if self.version is not None and version < self.version:
@@ -61,8 +61,8 @@ class Accepted:
 
 @torch.no_grad()
 def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Copy published weights, by their stored names, into a decoder's parameters: its own boxes of them, if other
-    processes hold the rest. A model with adapters takes only these, by our names."""
+    """Copy published weights, by stored names, into a decoder: only the boxes that this process holds. A model with
+    adapters takes only these, by our names. Raises ValueError for other names, WeightsError if a box is not held."""
     share = model.held()
     if model.lora is not None:
         if set(weights) != set(share.layout.adapters):
@@ -82,7 +82,7 @@ def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
 
 
 def box_of(weights: Mapping[str, Tensor], one: Slice) -> Tensor:
-    """The box that a slice is of its stored tensor."""
+    """Return a view of the part of a stored tensor that the slice `one` covers."""
     return narrowed(weights[one.name], [start for start, _ in one.box], [stop - start for start, stop in one.box])
 
 
@@ -94,7 +94,7 @@ def check_names(weights: Mapping[str, Tensor], own: Collection[str]) -> None:
 
 
 def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raise WeightsError if the model does not hold the weights that it was given, in its own precision."""
+    """Raise WeightsError if a held tensor differs from the weight of its name, converted to the tensor's dtype."""
     odd = [name for name, tensor in held.items() if not _same(tensor.detach(), weights[name])]
     if odd:
         raise WeightsError(
@@ -104,7 +104,7 @@ def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Non
 
 
 def _same(tensor: Tensor, given: Tensor) -> bool:
-    """Compare bits, or values if the precision was reduced."""
+    """True if both have the same bits, or, if their dtypes differ, the same values after conversion to `tensor`'s."""
     if tensor.dtype == given.dtype:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
         return torch.equal(tensor.view(bits), given.detach().to(tensor.device).view(bits))

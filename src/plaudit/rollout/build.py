@@ -1,4 +1,4 @@
-"""The engine that generates for a model.
+"""Build the engine that samples completions from a model.
 
 model, tokenizer, settings -> native (a decoder), static (any other model) or vLLM -> Engine
 """
@@ -28,9 +28,9 @@ def build_engine(
     vllm: VllmStart | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
-    """Return vLLM, which always has its own weights, if its settings are given. Else return the native engine for a
-    decoder and a static one for any other model, on the model's parameters or on a copy. On a GPU the
-    native engine repeats recorded steps. `say` reports what takes long."""
+    """Return a `VllmEngine`, which always holds its own weights, if `vllm` is given. Otherwise return a `NativeEngine`
+    for a `Decoder` and a `StaticEngine` for any other model, on the model's parameters or (`copy`) on a frozen copy. On
+    a GPU the native engine repeats recorded steps. `say` is called while vLLM starts."""
     if vllm is not None:
         from plaudit.rollout.vllm import VllmEngine
 

@@ -1,4 +1,4 @@
-"""What a parcel holds and an engine loads: all weights, or only adapters on a model that is already here.
+"""The content of parcels that an engine loads: all weights, or only the adapters of a model that is already here.
 
 Parcel of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
                                              or the adapters, if the engine computes on that very model
@@ -19,8 +19,8 @@ from plaudit.weights.pieces import Piece, WeightsError, digest_of_pieces
 
 
 def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
-    """The digest of all parameters but adapters, by our names, of which several processes have shares. `total` is as in
-    `digest_of_pieces`."""
+    """Return the digest of the base model (all parameters but adapters, by our names), of which each process holds one
+    `share`. `total` is as in `digest_of_pieces`."""
     held = ((one, values) for one, values in share.slices() if one.first)
     shapes = share.layout.parameters
     pieces = [Piece(one.ours, shapes[one.ours], one.start, values, share.dtype) for one, values in held]
@@ -28,15 +28,15 @@ def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
 
 
 class Content:
-    """All weights of the model."""
+    """Parcels that hold all weights of the model."""
 
     def check(self, beneath: str) -> None:
-        """Raise WeightsError if a parcel does not belong here. `beneath` is as in `Parcel`."""
+        """Raise WeightsError if the engine cannot load a parcel with this `beneath` (as in `Parcel`)."""
         if beneath:
             raise WeightsError("These are only adapters, and the engine has no base model for them: set model.lora.")
 
     def check_model(self) -> None:
-        """Raise WeightsError if the base model has changed: nothing may write to it. Reads all of it."""
+        """Raise WeightsError if the frozen base model has changed, by a digest of all of it. Here there is none."""
 
     def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the argument of `Engine.load` for these weights."""
@@ -44,7 +44,7 @@ class Content:
 
 
 class Adapters(Content):
-    """Adapters for this model, by parameter name. The engine shares the model (`shared`) or gets merged weights."""
+    """Parcels of adapters for `model`. An engine that computes on it (`shared`) loads them; others, merged weights."""
 
     def __init__(self, model: Decoder, *, shared: bool, beneath: str = ""):
         """`beneath`: the digest of the whole base model, if other processes hold parts of it."""

@@ -1,4 +1,4 @@
-"""What every generation engine does, and what it may rely on. `native.py` implements it.
+"""The interface of generation engines: what each must do and may rely on. `native.py` implements it.
 
     prompt tokens, one Sampling a completion -> Sampler -> one Completion each
     weights of a version -> Loadable -> all later samples

@@ -10,8 +10,8 @@ from plaudit.types import Group, Stats
 
 
 def rollout_figures(groups: Sequence[Group]) -> Stats:
-    """Figures of rewards, of each of their parts, and of lengths. Greedy answers count only in failures. Without any
-    reward there is no mean, since 0 would be read as one."""
+    """Return figures of rewards, their parts and lengths. Greedy answers count only in reward/failed and
+    reward/not_applicable, unless all are greedy. Without any reward, reward/mean and reward/std are absent."""
     answers = [response for group in groups for response in group.responses]
     responses = [response for response in answers if not response.greedy] or answers
     rewards = [response.reward for response in responses if response.reward is not None]

@@ -6,7 +6,7 @@
 
 Only the first process knows requests, queues and random numbers, and draws tokens; so all have the same. Sums over
 processes are in rank order (`compute/axis.py`): a sample does not depend on what is decoded beside it. If a pass fails
-in one process, the others wait in another place: the worker is of no use any more and says so by `OutOfStep`. Left out:
+in one process, the others are stuck in a collective: the worker raises `OutOfStep` and has to be replaced. Left out:
 steps by one kernel, CUDA graphs, and another try with fewer slots after memory ran out.
 """
 
@@ -44,7 +44,7 @@ Act = list[Any]
 
 
 class Line:
-    """What the first process tells the others, in a group of its own. All processes must make it together."""
+    """A gloo group in which the first process sends acts to the others. All processes must create it together."""
 
     def __init__(self, axis: Axis):
         self.axis = axis
@@ -68,14 +68,14 @@ class Line:
         dist.all_reduce(sums, group=self._group)
 
     def failed(self, here: bool) -> list[int]:
-        """The processes where something failed, by number."""
+        """Gather from all processes whether each failed (`here`: this one). Return the numbers of those that did."""
         all_of_them = list(torch.zeros(self.axis.size, dtype=torch.int64))
         dist.all_gather(all_of_them, torch.tensor(int(here)), group=self._group)
         return [number for number, failed in enumerate(all_of_them) if failed]
 
 
 class Leading(Decoding):
-    """The `Decoding` of the first process. It sends what needs no pass together with the next pass."""
+    """The `Decoding` of the first process. It sends drawn tokens and removed rows together with the next act."""
 
     def __init__(self, model: Decoder, line: Line):
         super().__init__(model)
@@ -124,7 +124,7 @@ class Leading(Decoding):
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Within it processes wait for each other. Raises OutOfStep for any error."""
+        """While active, processes wait for each other; raise any error as OutOfStep, since they no longer agree."""
         try:
             yield
         except Exception as error:
@@ -151,7 +151,7 @@ class Follower:
         raise RuntimeError("This process follows: the first one of its worker answers.")
 
     async def drain(self) -> None:
-        """Nothing to do: only the first process has requests."""
+        """Do nothing: only the first process has requests."""
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Keep these weights until the first process takes its own."""
@@ -161,12 +161,12 @@ class Follower:
             self._change.notify_all()
 
     def go_back(self) -> None:
-        """Wait for weights of a checkpoint: none that arrived before count."""
+        """Drop the weights that have arrived: the run went back to a checkpoint, and its weights come next."""
         with self._change:
             self._arrived = {}
 
     def sleep(self) -> None:
-        """The first process says so."""
+        """Do nothing: this process frees its memory when the first process sends "forget"."""
 
     wake = close = sleep
 

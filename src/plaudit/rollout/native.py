@@ -30,7 +30,7 @@ from plaudit.types import Finish
 
 @dataclass(slots=True)
 class Counts:
-    """Work of an engine so far. An active row gets a token a step, so tokens / steps rows were busy on average."""
+    """Work of an engine so far. Each active row gets a token per step: tokens / steps is the mean number of them."""
 
     steps: int = 0
     tokens: int = 0
@@ -41,9 +41,9 @@ class Counts:
 class NativeEngine(QueuedEngine):
     """An `Engine` on a `Decoder` whose parameters it shares with the learner.
 
-    slots: sequences decoded at once. max_length: prompt and answer together, the model's positions by default; the
-    cache takes only what the requests need. prefill_tokens: prompts computed in one pass have at most this many tokens
-    together; a longer one has its own pass. recorder: as in `Forward`. decoding: what takes the passes, if other
+    slots: sequences decoded at once. max_length: most tokens of prompt and answer together, the model's positions by
+    default; the KV cache is only as long as the requests need. prefill_tokens: most prompt tokens of one pass; a longer
+    prompt has its own pass. recorder: as in `Forward`. decoding: replaces the engine's own `Decoding`, if several
     processes share the model (`led.py`).
     """
 
@@ -78,7 +78,7 @@ class NativeEngine(QueuedEngine):
         self._forget()
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Copy weights into the decoder. Sequences under way keep their cache."""
+        """Copy weights into the decoder; for None, only take the new version. Running sequences keep their KV cache."""
         if weights is not None:
             self.decoding.take(weights, version)
         self._loaded(version)
@@ -115,7 +115,7 @@ class NativeEngine(QueuedEngine):
         self._collect(table, logits)
 
     def _admit(self, running: int) -> Admission:
-        """Give free rows to waiting drafts in their order, unless the queue holds them back for new weights."""
+        """Give free rows to waiting drafts, in order and within prefill_tokens; to none while the queue is drained."""
         budget, new, waiting = self.prefill_tokens, Admission(), self._queue.waiting
         active = self.table.drafts if self.table else []
         holders = {id(draft.prompt): row for row, draft in enumerate(active) if draft.begun_by(self.version)}
@@ -133,7 +133,7 @@ class NativeEngine(QueuedEngine):
         return new
 
     def _begun(self, table: Table, running: int, admission: Admission, logits: Tensor) -> Tensor:
-        """Return the logits of all active rows, of which some share a prompt."""
+        """Return a row of logits per active draft; joining drafts of a prompt share it. Keep it for one that waits."""
         prompts = [id(table.drafts[row].prompt) for row in admission.fresh]
         first = self._first | dict(zip(prompts, logits[running:], strict=True))
         waits = id(self._queue.waiting[0].prompt) if self._queue.waiting else 0
@@ -143,8 +143,8 @@ class NativeEngine(QueuedEngine):
         return logits
 
     def _collect(self, table: Table, logits: Tensor) -> None:
-        """Sample, note the samples, and take out the rows that ended. If no sequence begins or ends and top-p is 1,
-        `news` is the step's only wait for the device."""
+        """Sample a token for each row and store it; answer and remove ended rows. Raises FloatingPointError for a
+        log-prob that is not finite. If no row begins or ends and top-p is 1, only `news` waits for the device."""
         rows, n = table.rows, len(table.drafts)
         emitted = rows.emitted[:n]
         place = emitted[:, None].clone()

@@ -28,11 +28,11 @@ from plaudit.weights.transport import Shipment
 
 
 class WeightsRefused(WorkerLost):
-    """The worker was ended because it refused the weights or confirmed others."""
+    """The worker was ended because it refused the weights, or confirmed another version or digest than the sent one."""
 
 
 class Pool:
-    """A `Sampler`, whose weights come by `publish`."""
+    """A `Sampler` that spreads requests over rollout workers; `publish` gives them weights."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Pool:
         say: Callable[[str], None] = lambda text: None,
         stay: int | None = None,
     ):
-        """Places beyond `count`, up to `most`, are filled when there is room; their loss does not count as a failure.
-        Without any worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise,
-        which ends the run. Numbers of a prompt's answers stay on the node that sampled them if they
-        are at least `stay` bytes (`types/distant.py`)."""
+        """Workers beyond `count`, up to `most`, start when nodes have room; their loss is no failure. If no worker is
+        left, requests wait at most `patience` seconds. `failures` is called with every other lost worker; it may raise,
+        which ends the run. Tokens, log-probs and versions of a prompt's answers stay on the node that sampled them if
+        they take at least `stay` bytes (`types/distant.py`); None sends all to the driver."""
         self._start, self._patience, self._stay = start, patience, stay
         none = "no rollout worker became ready within {patience:g} s, twice runtime.start_timeout"
         self.places = Places(
@@ -71,7 +71,7 @@ class Pool:
         self.version = 0
 
     async def open(self) -> None:
-        """Start `count` workers; more come when there is room."""
+        """Start workers and wait until `count` have become ready; more join when nodes have room."""
         self.places.open()
         await self.places.counted()
 
@@ -111,8 +111,8 @@ class Pool:
         await self._each(RolloutWorker.begin)
 
     async def publish(self, shipment: Shipment) -> bool:
-        """Have every worker take the weights and confirm them; replace lost workers and those that do not hold them.
-        Return True if some did not, since the sent weights may be damaged. Raises SenderLost if they are gone."""
+        """Deliver the weights to every worker; replace workers that are lost or do not confirm version and digest.
+        Return True if one did not confirm: the shipment may be damaged. Raises SenderLost if the weights are lost."""
         self._shipment, self.version = shipment, shipment.version
         there = {place.worker: place for place in self.places.all if place.worker is not None}
         found = await self._delivered(shipment, *there)
@@ -122,8 +122,8 @@ class Pool:
         return any(isinstance(lost, WeightsRefused) for lost in found.values())
 
     async def sleep(self) -> None:
-        """Put workers to sleep, also those that become ready meanwhile. Wait for those that are `joining`, for at most
-        `patience` seconds. No request may come before `wake`."""
+        """Put all workers to sleep, also those that become ready before `wake`. Wait at most `patience` seconds for
+        workers that are `joining`. No request may come before `wake`."""
         self._asleep = True
         await self._each(RolloutWorker.sleep)
         until = asyncio.get_running_loop().time() + self._patience
@@ -150,8 +150,8 @@ class Pool:
     async def _delivered(
         self, shipment: Shipment | None, *workers: Worker[RolloutWorker]
     ) -> dict[Worker[RolloutWorker], WorkerLost]:
-        """Deliver the weights. Return the workers that were lost, or were ended because they do not hold them. All
-        others hold them. Without a shipment there is nothing to hold."""
+        """Deliver the weights, and end workers that do not confirm them. Return each lost or ended worker with the
+        reason; all others hold the weights. Return {} without a shipment."""
         if shipment is None:
             return {}
         pairs = [(worker, process) for worker in workers for process in worker.processes]
@@ -171,8 +171,8 @@ class Pool:
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """While active, a worker takes memory of its devices: from its start, which the starter marks, until it has
-        the newest weights."""
+        """While active, count a worker that takes device memory, so that `sleep` waits for it. The starter enters this
+        for the start itself, `_ready` until the worker has the newest weights."""
         self._joining += 1
         try:
             yield
@@ -191,7 +191,7 @@ class Pool:
         return worker
 
     async def _brought_up(self, worker: Worker[RolloutWorker]) -> None:
-        """Repeat until it is up to date: others may get new weights or go to sleep meanwhile."""
+        """Give the worker the newest weights, and put it to sleep if the pool sleeps; repeat if either has changed."""
         while True:
             shipment, asleep = self._shipment, self._asleep
             try:

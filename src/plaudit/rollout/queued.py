@@ -1,8 +1,8 @@
-"""What engines in this process share: prompts wait in one queue, and each step gives the answers more tokens.
+"""The base of engines in this process: prompts wait in one queue, and each step gives the answers more tokens.
 
     generate -> a Draft for each sample -> queue -> [step]* -> Completion
 
-An engine adds the step (`_advance`) and what it keeps between steps (`_forget`, `_withdraw`).
+A subclass adds the step (`_advance`), and drops the state that it keeps between steps (`_forget`, `_withdraw`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAWN = tuple(leaves(DrawSettings))
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """One completion in the making."""
+    """One completion while it is being sampled."""
 
     prompt: list[int]
     """The same list object as in the other samples of its prompt."""
@@ -57,7 +57,7 @@ class Draft:
 
 
 class QueuedEngine(ABC):
-    """An `Engine` without its steps and its weights."""
+    """The part of an `Engine` that queues requests and makes completions. Subclasses add steps and weights."""
 
     def __init__(self, tokenizer: TextDecoder, *, slots: int, max_length: int, ends: Collection[int]):
         self.tokenizer, self.slots, self.max_length, self.ends = tokenizer, slots, max_length, frozenset(ends)
@@ -80,7 +80,7 @@ class QueuedEngine(ABC):
         await self._queue.drain()
 
     def _loaded(self, version: int) -> None:
-        """Note that the weights are this version's from now on."""
+        """Set the version of the weights; earlier tokens keep the old one. Let a drained queue go on."""
         for draft in self._queue.unanswered:
             draft.drawn_by(self.version)
         self.version = version
@@ -120,12 +120,12 @@ class QueuedEngine(ABC):
         """Give up these drafts: their callers were cancelled."""
 
     def _failed(self, error: BaseException | None) -> None:
-        """Clean up after an error that every caller got, or for None after all were cancelled."""
+        """Clean up after every caller got `error`, or, if it is None, after all callers were cancelled."""
         self._forget()
 
     def _begin_again(self, used: int) -> None:
-        """Decode the drafts under way again, in half of the `used` slots, which memory did not hold. Raises OutOfMemory
-        if that was one."""
+        """After memory ran out with `used` slots, decode the drafts under way again from their start, with half as many
+        slots. Raises OutOfMemory if `used` was 1."""
         self._forget()
         for draft in self._queue.again():
             draft.tokens, draft.logprobs, draft.versions = [], [], []
@@ -153,7 +153,7 @@ class QueuedEngine(ABC):
 
 
 def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_length: int) -> None:
-    """Refuse a request that no engine could answer, before it takes a slot."""
+    """Raise ValueError for a request that cannot be answered: no tokens, no room for an answer, or wrong sampling."""
     if not prompt_tokens:
         raise ValueError("The prompt has no tokens: give at least one, such as the tokenizer's BOS or EOS.")
     if len(prompt_tokens) >= max_length:
@@ -171,7 +171,7 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
 
 
 def fewer_slots(used: int) -> int:
-    """Free memory and return half of the `used` slots, which did not fit. Raises OutOfMemory if that was one."""
+    """Free memory and return half of the `used` slots, which did not fit in it. Raises OutOfMemory if `used` was 1."""
     recover_memory()
     if used <= 1:
         raise OutOfMemory(

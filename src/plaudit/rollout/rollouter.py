@@ -26,7 +26,7 @@ class Groups(Protocol):
 
 
 class Rollouter:
-    """Answers prompts by `plan`, one Sampling a response. It keeps no state, so a lost rollout can be run again."""
+    """Samples and scores one response per Sampling of `plan`. It keeps no state: a lost rollout can be run again."""
 
     def __init__(
         self, engine: Sampler, reward: Reward, shaping: ShapingSettings, plan: Sequence[Sampling], *, seed: int
@@ -46,8 +46,8 @@ class Rollouter:
         return Group(index=index, prompt=prompt, responses=tuple(responses))
 
     async def again(self, group: Group, lasting: bool) -> Group:
-        """Ask again for failed rewards: those that failed for a reason that may pass, and with `lasting` all others.
-        Answers stay as they are."""
+        """Score failed answers again: those whose failure is transient, or with `lasting` all. Return the group with
+        the new scores and rewards and the same completions, or the group itself if there are no such answers."""
         asked = {
             number: response.completion
             for number, response in enumerate(group.responses)
@@ -64,6 +64,6 @@ class Rollouter:
 
 
 def completion_seed(seed: int, index: int, sample: int) -> int:
-    """Seed of one completion: a 63-bit hash, so that neighbours share nothing."""
+    """Return the seed of one completion: a 63-bit hash, so that seeds of neighbouring samples are unrelated."""
     digest = hashlib.blake2b(f"{seed}/{index}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -25,14 +25,14 @@ BLOCK = 64
 
 
 def uniforms(sampling: Sampling, count: int) -> Tensor:
-    """The random numbers of one completion, in [0, 1), (count,) float32. They are made on the CPU, so that draws are
-    equal on every device."""
+    """Return the random numbers of one completion, (count,) float32 in [0, 1), from its seed. They are made on the CPU,
+    so that draws are equal on every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(sampling.seed), dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How each row of a batch is drawn; made again only when the rows change."""
+    """The sampling settings of a batch's rows as tensors, made again only when the rows change."""
 
     temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
     greedy: Tensor | None  # (n,) bool; None if no row is
@@ -66,10 +66,10 @@ class Draw:
 
 
 def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (n,) int64 and their log-probs (n,) float32 for logits (n, vocab) float32, which may be overwritten.
+    """Return tokens (n,) int64 and their log-probs (n,) float32, drawn from logits (n, vocab) float32.
 
-    uniform (n,) in [0, 1); emitted (n,) counts the tokens each row has so far, and rows short of their min_tokens
-    cannot draw one of `ends`. Greedy rows take the largest logit; their log-probs are those of temperature 1.
+    uniform (n,) is in [0, 1); emitted (n,) counts each row's tokens so far. Rows below their min_tokens cannot draw one
+    of `ends`. Greedy rows take the largest logit, with its log-prob at temperature 1. `logits` may be overwritten.
     """
     if draw.min_tokens is not None and len(ends):
         banned = (emitted < draw.min_tokens)[:, None]
@@ -83,7 +83,7 @@ def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends
 
 
 def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from whole distributions, or take the largest; rows that are cut get their tokens afterwards."""
+    """Draw from whole distributions, or take a greedy row's largest logit; `sample` replaces rows of `draw.kept`."""
     if sum(len(rows) for _, rows, _ in draw.kept) == len(logits):
         return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
     probs = logits.softmax(dim=-1)
@@ -97,13 +97,13 @@ def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Te
 
 
 def largest(logits: Tensor) -> Tensor:
-    """The first index of the largest of each row, (n,): argmax, which compares one number at a time, by blocks."""
+    """Return each row's argmax (n,), the first index on ties. By blocks, since argmax compares one number at a time."""
     block = _blocks(logits, torch.amax).argmax(dim=-1)
     return _within(logits, block, float("-inf")).argmax(dim=-1) + block * BLOCK
 
 
 def _blocks(table: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    """Each row's blocks reduced to one number, the last of what is left over: (n, m) -> (n, ceil(m / BLOCK))."""
+    """Reduce each block of a row to one number; the last block may be shorter: (n, m) -> (n, ceil(m / BLOCK))."""
     whole = table.shape[1] // BLOCK * BLOCK
     parts = [reduce(table[:, :whole].reshape(len(table), -1, BLOCK), dim=-1)] if whole else []
     if whole < table.shape[1]:
@@ -112,14 +112,14 @@ def _blocks(table: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
 
 
 def _within(table: Tensor, block: Tensor, absent: float) -> Tensor:
-    """Each row's own block (n, BLOCK), with `absent` past the table's end."""
+    """Return block number block[i] of each row i, (n, BLOCK), with `absent` past the row's end."""
     places = block[:, None] * BLOCK + torch.arange(BLOCK, device=table.device)
     inside = table.gather(1, places.clamp(max=table.shape[1] - 1))
     return inside if table.shape[1] % BLOCK == 0 else inside.masked_fill_(places >= table.shape[1], absent)
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first index whose cumulative weight exceeds uniform * total: index i with probability weights[i] / total.
+    """Return the first index whose cumulative weight exceeds uniform * total: i with probability weights[i] / total.
 
     weights (n, m) >= 0 with a positive sum, uniform (n,) in [0, 1) -> (n,) int64. An index of weight 0 never comes out:
     the cumulative sum does not move there, so it cannot be the first to exceed anything.
@@ -134,8 +134,8 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index (n,) whose cumulative weight exceeds share * total, and which share (n, 1) of its own weight lies
-    before that point."""
+    """Return the first index (n,) whose cumulative weight exceeds share * total, and the fraction (n, 1) of its own
+    weight that lies before share * total."""
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
     # share * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last index
@@ -150,10 +150,10 @@ def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from the fewest of the top_k largest (all if 0) whose mass reaches top_p; at least one is kept.
+    """Draw from the fewest of the top_k likeliest tokens (all if 0) whose mass reaches top_p; at least one is kept.
 
-    Ties at the edge of top_k go to whichever `topk` puts first: exactly k are kept. For top_p, whole rows are sorted
-    only where no number of CANDIDATES reaches it.
+    Exactly top_k tokens are kept: of equal logits at the edge, those that `topk` returns. For top_p, a whole row is
+    sorted only if none of the numbers in CANDIDATES is enough.
     """
     vocab = logits.shape[1]
     if 0 < top_k < vocab:
@@ -183,7 +183,7 @@ def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> 
 def _sample_sorted(
     largest: Tensor, order: Tensor, normaliser: Tensor, top_p: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw from descending logits `largest` (n, m) of tokens `order`, cut where the mass before one reaches top_p."""
+    """Draw from descending logits `largest` (n, m) of tokens `order`; drop a token if those before it reach top_p."""
     probs = (largest - normaliser).exp()
     before = probs.cumsum(dim=-1) - probs
     dropped = (before >= top_p) & (top_p < 1.0)  # rounding may lift `before` to 1

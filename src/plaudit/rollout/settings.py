@@ -24,7 +24,7 @@ class VllmSettings:
 
 @dataclass
 class VllmStart(VllmSettings):
-    """What vLLM is started with: its settings, and what follows from a run's others."""
+    """The arguments that vLLM is started with: its settings, and values that follow from the run's other settings."""
 
     dtype: str = "auto"
     """auto is the model's own, of learn.precision: log-probs of another differ from the learner's by up to 0.05."""
@@ -61,7 +61,7 @@ class DrawSettings(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 0
 
     def draw(self) -> Sampling:
-        """How the engine draws one answer."""
+        """Return the Sampling of one answer, with the default seed."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -108,8 +108,8 @@ class RolloutSettings(DrawSettings):
     """Folder of a recorded run: learn from its samples instead of drawing new ones."""
 
     def for_vllm(self, *, longest_prompt: int, sleeps: bool, devices: int = 1) -> VllmStart | None:
-        """Return what vLLM is started with, None for the native engine. An engine with its own device need not
-        sleep (`sleeps`)."""
+        """Return the arguments that vLLM is started with; None for the native engine. `longest_prompt` is in tokens. An
+        engine with its own device need not sleep (`sleeps`)."""
         if self.engine != "vllm":
             return None
         return VllmStart(
@@ -121,7 +121,7 @@ class RolloutSettings(DrawSettings):
 
     @property
     def workers_range(self) -> tuple[int, int]:
-        """Rollout workers that a run starts with, and the most that it uses."""
+        """Return (least, most): the rollout workers that a run starts with, and the most that it uses."""
         least, most = self.workers if isinstance(self.workers, list | tuple) else (self.workers, self.workers)
         return least, most
 

@@ -10,13 +10,13 @@ from plaudit.types import Sampling
 
 
 class TextDecoder(Protocol):
-    """What engines need of a tokenizer; those of transformers have it."""
+    """The tokenizer method that engines call; transformers' tokenizers have it."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any: ...
 
 
 def end_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end a completion."""
+    """Return the ids that end a completion: the tokenizer's EOS, or an empty set if it has none."""
     end = tokenizer.eos_token_id
     return frozenset() if end is None else frozenset([end])
 
@@ -28,14 +28,14 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
 
 
 def text_of(decoder: TextDecoder, tokens: list[int], sampling: Sampling) -> str:
-    """Return the text of tokens, with special tokens if the sampling asks for them."""
+    """Decode tokens to text. Special tokens are left out unless `sampling.special_tokens` is set."""
     with rust_errors("the tokenizer"):
         return str(decoder.decode(tokens, skip_special_tokens=not sampling.special_tokens))
 
 
 def text_before_stop(decoder: TextDecoder, tokens: list[int], sampling: Sampling) -> str | None:
-    """Return the text before a stop string that the newest token completed (at min_tokens: any token so far), or None.
-    Stop strings may hold special tokens, even if the text does not show them."""
+    """Return the text before the earliest stop string if the newest token completed one, else None. Below min_tokens
+    return None; at min_tokens any token may have completed it. Stop strings may hold special tokens."""
     if not sampling.stop or len(tokens) < sampling.min_tokens:
         return None
 

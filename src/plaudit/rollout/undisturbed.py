@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """On exit, restore random states, the number of threads and the function that sets it."""
+    """On exit, restore the CPU random states of Python, NumPy and torch, torch.set_num_threads and the thread count."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:

@@ -79,7 +79,7 @@ class VllmEngine(QueuedEngine):
         settings: VllmStart | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> VllmEngine:
-        """Make an engine for this model, with its present weights as version 0. They are not written to a disk."""
+        """Make an engine for this model, and load the model's present weights into it as version 0."""
         settings, most = settings or VllmStart(), model.max_positions
         settings = replace(settings, max_length=min(settings.max_length or most, most))
         special = {"bos_token_id": None, "eos_token_id": None}  # the family's may lie outside the vocabulary
@@ -154,7 +154,7 @@ class VllmEngine(QueuedEngine):
         return " ".join(self._everywhere(held))
 
     def sleep(self) -> None:
-        """Free the cache, and the weights until the next `load`, unless settings.sleeps is false."""
+        """Free the KV cache and the weights, unless settings.sleeps is false. `wake` does not restore the weights."""
         gives_up = self.settings.sleeps and not self._asleep
         super().sleep()
         if gives_up:
@@ -203,13 +203,13 @@ class VllmEngine(QueuedEngine):
             return list(self._engine.step())
 
     def _everywhere(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call a function with each of vLLM's workers."""
+        """Call `work(worker, *arguments)` in each of vLLM's workers; return their results."""
         with self._in_step():
             return list(self._engine.collective_rpc(work, args=arguments))
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """If one of several processes fails, the others are of no use without it."""
+        """With several processes, raise any error as OutOfStep: without the failed one, the others are of no use."""
         try:
             yield
         except Exception as error:
@@ -218,7 +218,7 @@ class VllmEngine(QueuedEngine):
             raise OutOfStep(f"a process of vLLM failed ({type(error).__name__}: {reason_of(error)})") from error
 
     def _collect(self, key: str, piece: Any) -> None:
-        """Take in what vLLM has sampled since the last time: all of it, unless there are stop strings to look for."""
+        """Add new tokens to their draft; answer it if it ended. Without stop strings vLLM reports once, at the end."""
         draft, tokens, logprobs = self._drafts[key], list(piece.token_ids), piece.logprobs.logprobs
         assert len(tokens) == len(logprobs), (len(tokens), len(logprobs))
         if not all(map(math.isfinite, logprobs)):
@@ -256,7 +256,7 @@ class VllmEngine(QueuedEngine):
 
 @contextmanager
 def _in_memory(weights: Mapping[str, Tensor]) -> Iterator[str]:
-    """A file with the weights while active, in memory where the system has such a folder."""
+    """While active, keep the weights in a safetensors file, in /dev/shm if that exists. Yield the file's path."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         file = Path(folder) / "weights.safetensors"

@@ -1,6 +1,6 @@
-"""vLLM itself: its import, its engine on a model's folder, its requests. The only file that imports it.
+"""Import vLLM, start its engine on a model's folder, and make its requests. No other file imports vLLM.
 
-Knows no learner and no waiting callers; `vllm.py` does, and drives what is started here.
+This file knows neither the learner nor waiting callers; `vllm.py` does, and drives the engine that is started here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENVIRONMENT_CPU = {
 def start(
     folder: Path, settings: VllmStart, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
 ) -> Any:
-    """Start vLLM's engine on a folder's model. `dummy` invents weights for a folder without any."""
+    """Start vLLM's engine on the model in a folder, and return it. `dummy`: make up weights that the folder lacks."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "vLLM makes its own process group and would end the present one when it closes: give it its own process"
@@ -92,7 +92,7 @@ def start(
 
 
 def _place(settings: VllmStart, *, cpu: bool) -> dict[str, Any]:
-    """Arguments about memory and devices."""
+    """Return vLLM's arguments about memory and devices. For several devices, also set how vLLM starts processes."""
     place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
     if cpu:
         gib = float(os.environ.get(CPU_CACHE, CPU_CACHE_GIB))
@@ -104,7 +104,7 @@ def _place(settings: VllmStart, *, cpu: bool) -> dict[str, Any]:
 
 
 def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_length: int) -> Any:
-    """Translate a Sampling for vLLM, for a prompt of `tokens` tokens."""
+    """Return a Sampling as vLLM's SamplingParams, for a prompt of `tokens` tokens."""
     from vllm.sampling_params import RequestOutputKind as Kind
     from vllm.sampling_params import SamplingParams
 
@@ -133,7 +133,7 @@ def on_cpu() -> bool:
 
 
 def check_sleep(settings: VllmStart) -> None:
-    """Refuse sleep if neither vLLM nor `vllm_worker.py` can free memory."""
+    """Raise ValueError if `settings.sleeps` is set and neither vLLM nor `vllm_worker.py` can free memory here."""
     from vllm.platforms import current_platform
 
     if settings.sleeps and not on_cpu() and not current_platform.is_sleep_mode_available():
@@ -161,7 +161,7 @@ def _check_head_size(size: int) -> None:
 
 
 def _check_experts(count: int) -> None:
-    """Refuse experts: vLLM's CPU kernel keeps the copy that it started with, whatever is loaded."""
+    """Raise ValueError for a model with experts: vLLM's CPU kernel keeps the weights that it started with."""
     if count:
         raise ValueError(
             f"The model has {count} experts a layer, which vLLM computes on a CPU with the weights that it started "
@@ -171,7 +171,7 @@ def _check_experts(count: int) -> None:
 
 @contextmanager
 def _refusals(cpu: bool) -> Iterator[None]:
-    """Raise vLLM's refusals as ValueError that names the settings."""
+    """Raise vLLM's errors about the model or its arguments as a ValueError that names Plaudit's settings."""
     from pydantic import ValidationError
 
     try:
@@ -188,8 +188,8 @@ def _refusals(cpu: bool) -> Iterator[None]:
 
 @contextmanager
 def _classes_left_alone() -> Iterator[None]:
-    """Keep vLLM from changing transformers' classes, at the cost of torch.compile for models that it runs through them:
-    the classes would take only vLLM's calls, and learner, judge or reference may use them too."""
+    """While active, keep vLLM from decorating transformers' classes, which would then take only vLLM's calls: learner,
+    judge or reference may use them too. Models that vLLM runs through transformers are then not compiled."""
     from vllm.model_executor.models.transformers.base import Base
 
     decorate = Base._decorate_cls_for_torch_compile
@@ -201,7 +201,7 @@ def _classes_left_alone() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Import vLLM with the environment variables that it reads then. Those that the user has set stay."""
+    """Set vLLM's environment variables (the user's stay) and import it. Raises ImportError if missing or unsuitable."""
     for key, value in (ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ENVIRONMENT_CPU).items():
         os.environ.setdefault(key, value)
     _check_transformers()

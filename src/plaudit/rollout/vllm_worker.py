@@ -1,6 +1,6 @@
-"""What `vllm.py` does inside vLLM's worker: exchange weights, report what it holds, clean up, and give up memory.
+"""Functions that `vllm.py` runs in vLLM's workers: exchange weights, digest them, clear the cache, free memory.
 
-Each function is called there with the worker. Nothing of vLLM is imported.
+Each gets vLLM's worker as its first argument. Nothing of vLLM is imported here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Lent = tuple[torch.UntypedStorage, int]
 
 
 def reload(worker: Any, weights: Mapping[str, Tensor] | str) -> None:
-    """Exchange the weights in place: given ones, or those of a file in safetensors' form, of which several workers read
-    their parts. Raises WeightsError if some of its own got no new value."""
+    """Replace the worker's weights in place by `weights`: tensors, or the path of a safetensors file. Raises
+    WeightsError if a parameter of the model got no new value."""
     if isinstance(weights, str):
         with safe_open(weights, framework="pt") as stored:
             _reload(worker, [(name, stored.get_tensor(name)) for name in stored.keys()])  # noqa: SIM118
@@ -52,13 +52,13 @@ def _reload(worker: Any, weights: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def _packed(model: Any) -> list[tuple[str, Any]]:
-    """The layers, by name, whose weights a CPU kernel packed: vLLM gives each its own `cpu_linear`."""
+    """Return (name, layer) of the layers whose weights a CPU kernel packed: vLLM gives each its own `cpu_linear`."""
     return [(name, layer) for name, layer in model.named_modules() if "cpu_linear" in vars(layer)]
 
 
 @torch.no_grad()
 def held(worker: Any) -> str:
-    """Digest of its parameters, and of the answer to a fixed input of layers whose weights a CPU kernel packed."""
+    """Return a digest of the worker's parameters and of the output of each layer in `_packed` for a fixed input."""
     model = worker.model_runner.get_model()
     found = dict(model.named_parameters())
     for name, layer in _packed(model):
@@ -70,14 +70,14 @@ def held(worker: Any) -> str:
 
 
 def blank(worker: Any) -> None:
-    """Empty the whole cache: NaN or infinity in free blocks would spoil later answers of any weights."""
+    """Zero the whole KV cache: NaN or infinity in free blocks would spoil later answers, whatever the weights."""
     for cache in worker.model_runner.kv_caches:
         cache.zero_()
 
 
 def give_up(worker: Any) -> list[Lent]:
-    """Free cache, weights and the kernels' packed copies of an engine on a CPU, where vLLM's own sleep does nothing.
-    The result goes to `take_back`."""
+    """Free the KV cache, the weights and their packed copies on a CPU, where vLLM's own sleep does nothing. Return each
+    freed storage with its size in bytes, for `take_back`."""
     model = worker.model_runner.get_model()
     tensors = [*worker.model_runner.kv_caches, *(parameter.data for parameter in model.parameters())]
     for _, layer in _packed(model):  # `cpu_linear` holds the packed copy; the next `reload` makes another
@@ -90,7 +90,7 @@ def give_up(worker: Any) -> list[Lent]:
 
 
 def take_back(worker: Any, lent: Sequence[Lent]) -> None:
-    """Take back the memory that `give_up` freed. Tensors are where they were; weights have lost their values."""
+    """Allocate the storages that `give_up` freed again, and zero the KV cache. Weights have lost their values."""
     for storage, size in lent:
         storage.resize_(size)
     blank(worker)

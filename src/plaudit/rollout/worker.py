@@ -29,7 +29,7 @@ class OutOfDateError(RuntimeError):
 
 
 class RolloutWorker:
-    """Answers for one engine."""
+    """Makes one engine callable from the driver's pool."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RolloutWorker:
         *,
         interrupt: bool = True,
     ):
-        """With `interrupt`, new weights take over sequences under way; otherwise these first end with the old ones."""
+        """With `interrupt`, running sequences continue with new weights; without it, `load` first lets them end."""
         self.engine, self.content, self.receiver = engine, content or Content(), receiver or Receiver()
         self.interrupt = interrupt
         self.attempt = 0
@@ -49,7 +49,7 @@ class RolloutWorker:
         self._running: set[asyncio.Task[list[Completion]]] = set()
 
     async def begin(self, attempt: int) -> None:
-        """Cancel all requests. The next weights are a checkpoint's, whatever their version."""
+        """Cancel all requests, and accept the next weights whatever their version: they are a checkpoint's."""
         self._enter(attempt)
         await asyncio.gather(*self._running, return_exceptions=True)
 
@@ -70,15 +70,15 @@ class RolloutWorker:
     async def generate_apart(
         self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling], least: int
     ) -> tuple[Columns | None, bytes]:
-        """As `generate`, but return what `apart` does: columns that stay here, and what goes to the driver."""
+        """As `generate`, but return columns that stay on this node (or None), and the rest, pickled for the driver."""
         columns, told = apart(await self.generate(attempt, prompt_tokens, plan), least)
         return columns, dumps(told)
 
     async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
         """Sample with the weights of these parcels from now on. Return their version and digest.
 
-        Raises WeightsError and leaves the engine unchanged if they are old, another model's, changes of others than it
-        has, or changed in transit. Raises it too if the engine does not hold them afterwards.
+        Raises WeightsError and leaves the engine unchanged if they are old, another model's, changes to a version that
+        it does not have, or damaged in transit. Raises it too if the engine does not hold them afterwards.
         """
         self._enter(attempt)
         parcels: list[Parcel] = []
@@ -101,7 +101,7 @@ class RolloutWorker:
         return parcel.version, parcel.digest
 
     async def sleep(self, attempt: int) -> None:
-        """Free memory for those that share the device, also in other processes. No request may come before `wake`."""
+        """Free device memory for its other users, also in other processes. No request may come before `wake`."""
         self._enter(attempt)
         self.engine.sleep()
         make_room()
@@ -111,7 +111,7 @@ class RolloutWorker:
         self.engine.wake()
 
     def _enter(self, attempt: int) -> None:
-        """Refuse an earlier attempt; on a later one, cancel what runs and accept any version next."""
+        """Raise OutOfDateError for an earlier attempt. On a later one, cancel all requests; accept any version next."""
         if attempt < self.attempt:
             raise OutOfDateError(f"attempt {attempt} is over: attempt {self.attempt} is under way")
         if attempt == self.attempt:

@@ -47,7 +47,7 @@ SHORTEST, LONGEST = 7, 45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSize:
-    """Sizes of the files. Every prompt is in one file only; one in three prompts of the pairs has several pairs."""
+    """Sizes of the files. Every prompt is in one file only; about half of the pairs' prompts have several pairs."""
 
     sft: int = 16000
     sft_validation: int = 400
@@ -124,7 +124,7 @@ class Comments:
         self.seen: set[str] = set()
 
     def prompt(self) -> tuple[str, str]:
-        """A new prompt, and the number (`one` or `many`) that its completion must agree with."""
+        """Return a new prompt, and the number (`one` or `many`) that its completion must agree with."""
         while True:
             number = "one" if self.rng.random() < 0.65 else "many"
             text = " ".join(grammar().write(f"prompt.{number}", self.rng, used=set()))
@@ -133,9 +133,9 @@ class Comments:
                 return text, number
 
     def completion(self, number: str, *, positive: float | None = None) -> str:
-        """A completion by the grammar, of 7 to 40 words. Each sentence has an opinion with probability 4/5, a good one
-        with probability `positive`. By default the comment is mostly for, against or divided at random, so that gold is
-        about 0 on average and widely spread."""
+        """Return a completion by the grammar, of 7 to 40 words. Each sentence has an opinion with probability 4/5, and
+        an opinion is good with probability `positive`. By default the comment is mostly for, mostly against or divided,
+        at random, so that gold is about 0 on average and widely spread."""
         rng = self.rng
         chance = rng.choice((0.04, 0.04, 0.5, 0.96, 0.96)) if positive is None else positive
         while True:
@@ -190,7 +190,7 @@ def spoil(text: str, rng: random.Random) -> str:
 
 
 def gold(prompt: str, completion: str) -> float:
-    """The completion's value in [-1, 1): see the head of this file."""
+    """Return the completion's value in [-1, 1), by the formulas at the head of this file."""
     words = split_words(completion)
     if not words:
         return -1.0
@@ -207,12 +207,12 @@ def gold_reward(prompt: Prompt, text: str) -> float:
 
 
 def split_words(text: str) -> list[str]:
-    """Words and single punctuation marks."""
+    """Split a text into words and single punctuation marks."""
     return re.findall(r"[^\W_]+(?:'[^\W_]+)*|[^\w\s]|_", text)
 
 
 def sentiment(words: Sequence[str]) -> float:
-    """The weighted mean of the opinions in the words, squashed into (-1, 1): see the head of this file."""
+    """Return the opinions' weighted mean, squashed by tanh into (-1, 1), by the formula at the head of this file."""
     values: list[float] = []
     weights: list[float] = []
     met: set[str] = set()

@@ -151,7 +151,7 @@ class Grammar:
             self._add(name + tone, forms)
 
     def write(self, name: str, rng: random.Random, *, used: set[str]) -> list[str]:
-        """Draw words for the rule. No base form in `used` is chosen again; those that are chosen join it."""
+        """Draw words for the rule. A base form in `used` is chosen only if no other is left; chosen ones join it."""
         words: list[str] = []
         pending = [f"<{name}>"]
         while pending:
@@ -169,7 +169,7 @@ class Grammar:
         return words
 
     def pairs(self) -> frozenset[tuple[str, str]]:
-        """Every pair of neighbouring words in any comment, exactly: last words of a symbol x first of the next."""
+        """Return exactly the pairs of words that can be neighbours: last words of a symbol x first of the next."""
         first, last = self._edges(0), self._edges(-1)
         found: set[tuple[str, str]] = set()
         for alternatives in self.rules.values():
@@ -181,7 +181,7 @@ class Grammar:
         return frozenset(found)
 
     def _edges(self, index: int) -> dict[str, set[str]]:
-        """The words that a rule can begin (index 0) or end (index -1) with. The sets grow until nothing is added."""
+        """Return by rule the words that it can begin (index 0) or end (index -1) with; grow the sets until complete."""
         edges: dict[str, set[str]] = {name: set() for name in self.rules}
         changed = True
         while changed:

@@ -34,7 +34,7 @@ class Gold:
     intercept: float
 
     def log_odds(self, text: str) -> float:
-        """log P(positive) / P(negative): the intercept + coefficients . TF-IDF of unit length."""
+        """Return log(P(positive) / P(negative)): the intercept + coefficients . TF-IDF of unit length."""
         words = re.findall(r"\b\w\w+\b", text.lower())
         counts = Counter(words + [f"{a} {b}" for a, b in pairwise(words)])
         known = [
@@ -57,7 +57,7 @@ class Gold:
 
 
 def train_gold(sentences: Sequence[Sentence]) -> Gold:
-    """Fit the gold classifier. Needs scikit-learn; using it afterwards does not. Raises ImportError without it."""
+    """Fit the gold classifier. Raises ImportError without scikit-learn, which the fitted classifier does not need."""
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression

@@ -42,7 +42,7 @@ class ReviewsSize:
 
 
 def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
-    """Yield the passages of a file of reviews, with their labels."""
+    """Yield the passages of a file of reviews, with their labels: True is positive, False negative, None unlabelled."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
@@ -56,8 +56,8 @@ def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
 
 
 def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize | None = None) -> float:
-    """Write into `folder` what needs no policy, and return the gold classifier's accuracy on a tenth of its half.
-    `source` has the imdb files; raises FileNotFoundError if it lacks one. Needs scikit-learn."""
+    """Write the task's files but the preferences into `folder`. Return the gold classifier's accuracy on a held-out
+    tenth of imdb-test. `source` has the imdb files; raises FileNotFoundError if it lacks one. Needs scikit-learn."""
     names = [f"imdb-{name}.jsonl.gz" for name in ("test", "train", "unlabelled")]
     if missing := [name for name in names if not (source / name).is_file()]:
         raise FileNotFoundError(f"{source} has no {', '.join(missing)}: give the folder that holds {', '.join(names)}")
@@ -94,7 +94,7 @@ def label_answers(
     seed: int = 0,
     size: ReviewsSize | None = None,
 ) -> None:
-    """Write pairs of each prompt's two answers, if they differ and none is empty, and the chosen answers separately."""
+    """Write each prompt's two answers as a pair, if they differ and none is empty; and the chosen ones, to imitate."""
     held_out = (size or ReviewsSize()).held_out
     rng, rows = random.Random(seed), list[dict[str, str]]()
     for prompt, answers in answered:

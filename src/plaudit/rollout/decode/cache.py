@@ -5,7 +5,7 @@
 `Joined` is both in one pass, so that prompts which come while others are decoded cost no pass of their own.
 
 A slot is one sequence's row. Active sequences fill the first n slots, so that decoding reads plain views and never
-gathers; the cache's owner keeps it so with `copy`. `decode/pages.py` has the form of our own kernels. Left out:
+gathers; the cache's owner ensures that with `move`. `decode/pages.py` has the layout of our own kernels. Left out:
 paging (a slot reserves `length` tokens), eviction.
 """
 
@@ -33,13 +33,13 @@ class Past(Protocol):
     """The keys and values that a new token of each of the first n slots sees; the same places in every layer."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Key and value (n, kv_heads, dim) are written before query (n, heads, dim) looks; all in the cache's
-        precision. Returns (n, heads * dim)."""
+        """Write key and value (n, kv_heads, dim), then attend with query (n, heads, dim), all in the cache's dtype.
+        Return (n, heads * dim)."""
         ...
 
 
 class Cache(ABC):
-    """Keys and values of `slots` sequences of up to `length` tokens, one tensor each a layer."""
+    """Keys and values of `slots` sequences of up to `length` tokens: one tensor of keys and one of values per layer."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -59,7 +59,7 @@ class Cache(ABC):
 
     @abstractmethod
     def places(self, slots: Tensor, positions: Tensor) -> Places:
-        """The places of the tokens of these slots and positions (tokens,)."""
+        """Return where `write` stores tokens at these slots and positions, both (tokens,)."""
 
     @abstractmethod
     def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
@@ -67,16 +67,16 @@ class Cache(ABC):
 
     @abstractmethod
     def past(self, positions: Tensor, longest: int) -> Past:
-        """The past of new tokens at `positions` (n,) of the first n slots: their slots up to themselves. `longest` is
-        the largest position + 1, which the caller knows without asking the device."""
+        """Return the past of new tokens at `positions` (n,) of the first n slots: each sees its slot up to itself.
+        `longest` is the largest position + 1, which the caller knows without waiting for the device."""
 
     @abstractmethod
     def used(self, length: int) -> list[Tensor]:
-        """Views that hold the first `length` positions of all slots: the layers' keys, then their values."""
+        """Return views of the first `length` positions of all slots: each layer's keys, then each layer's values."""
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
-        """0 where a token may look and -inf elsewhere, (n, longest). In the cache's precision: made once a step instead
-        of being converted in every layer."""
+        """Return the attention mask (n, longest): 0 where a token may look, -inf elsewhere. It has the cache's dtype:
+        made once a step, it need not be converted in every layer."""
         age = positions[:, None] - torch.arange(longest, device=self.device)
         hidden = age < 0
         if self.window is not None:
@@ -93,11 +93,11 @@ class Cache(ABC):
             part.index_copy_(0, target, part.index_select(0, source))
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Move slot sources[i] to slot targets[i]."""
+        """Move the first `length` positions of slot sources[i] to slot targets[i]; the source is then free."""
         self.copy(sources, targets, length)
 
     def grown(self, config: DecoderConfig, length: int) -> Self:
-        """A cache of more positions with the same contents."""
+        """Return a larger cache, of `length` positions, with the same contents."""
         larger = type(self)(config, self.slots, length, dtype=self.dtype, device=self.device)
         own, theirs = (cache.used(self.length) for cache in (self, larger))
         for old, new in zip(own, theirs, strict=True):
@@ -106,8 +106,8 @@ class Cache(ABC):
 
 
 class ProductCache(Cache):
-    """Torch reads this cache by batched products: queries times keys, then weights times values. Torch's own attention
-    spends far more on each row and head than one query is worth."""
+    """The cache for attention by torch's batched products: queries times keys, then weights times values. For a single
+    query, torch's own attention costs far more per row and head."""
 
     def __init__(
         self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -151,7 +151,7 @@ class _Products:
 
 
 class Prefill(Packed):
-    """Whole prompts end to end, the i-th also written into slot slots[i] from position 0."""
+    """The context of whole prompts, concatenated; the i-th is also written into slot slots[i] from position 0."""
 
     def __init__(self, cache: Cache, slots: Sequence[int], lengths: Sequence[int]):
         super().__init__(lengths, device=cache.device, window=cache.window)
@@ -165,7 +165,7 @@ class Prefill(Packed):
 
 
 class Decode:
-    """One new token for each of the first n slots: it is written, then looks at its slot up to itself."""
+    """The context of one new token for each of the first n slots: it is written, then sees its slot up to itself."""
 
     def __init__(self, cache: Cache, positions: Tensor, longest: int):
         """positions (n,) int64 of the new tokens; `longest` as in `Cache.past`."""
@@ -177,7 +177,7 @@ class Decode:
 
 
 class Joined:
-    """Next tokens and then prompts as one run of tokens, so that they share one pass over the weights."""
+    """The context of next tokens followed by prompts, concatenated, so that they share one pass over the weights."""
 
     def __init__(self, decode: Decode, prefill: Prefill):
         self.decode, self.prefill = decode, prefill

@@ -33,7 +33,7 @@ class Admission:
 
 
 class Decoding:
-    """What every process with a part of the model does alike. `recorder` as in `Forward`."""
+    """Runs the passes of all drafts, alike in every process with a part of the model. `recorder`: as in `Forward`."""
 
     def __init__(self, model: Decoder, recorder: Callable[[torch.device], Record] | None = None):
         self.model, self.forward = model, Forward(model, recorder)
@@ -45,8 +45,8 @@ class Decoding:
 
     @torch.no_grad()
     def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
-        """Start the drafts that join. Return the table, and logits after the last token of each row that ran before,
-        then after each fresh prompt."""
+        """Start the drafts that join. Return the table, and logits (rows, vocab): after the last token of each row that
+        ran before, then after the prompt of each row in `new.fresh`."""
         running = self.running
         table = self.table = self._joined(new.drafts, slots)
         logits = self.forward.logits(table, running, new.fresh)
@@ -64,7 +64,7 @@ class Decoding:
         return table
 
     def drawn(self, tokens: Tensor) -> None:
-        """Note each row's newest token, (rows,). The engine, or `Follower`, notes it in the drafts."""
+        """Store each row's newest token (rows,) in the table. The engine, or `Follower`, appends it to the drafts."""
         assert self.table is not None
         self.table.rows.last[: len(tokens)] = tokens
         self.table.rows.emitted[: len(tokens)] += 1

@@ -1,4 +1,4 @@
-"""The forward passes of a step: new tokens of what runs, and prompts of what joins it.
+"""The forward passes of a decoding step: a new token of each running row, and the prompts of rows that join.
 
     table, rows that run, rows whose prompt is new -> logits after the last token of each
 
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Forward:
-    """A decoder as it is now, laid out again whenever it has changed. `recorder` makes what records a step on a device;
-    if recording fails, that is reported once, and steps continue without it."""
+    """Computes a decoder's logits; its weights are laid out again for the kernel after a change. `recorder` makes the
+    `Record` of a device; if recording fails, that is logged once, and steps continue without it."""
 
     def __init__(self, model: Decoder, recorder: Callable[[torch.device], Record] | None):
         self.model, self.device, self.recorder = model, model.device, recorder
@@ -36,14 +36,14 @@ class Forward:
         self.forget()
 
     def forget(self) -> None:
-        """Free memory that the next step takes again."""
+        """Drop recorded steps and laid-out weights, which the next step makes again."""
         self.recorded: RecordedSteps | None = None
         self._steps: Steps | None = None
         self._parameters: tuple[Tensor, ...] = ()
         self._stamp: tuple[int, ...] = ()
 
     def logits(self, table: Table, running: int, fresh: Sequence[int]) -> Tensor:
-        """Logits after the last token of each running row and after the prompt of each fresh one."""
+        """Return logits (rows, vocab) after the last token of each running row, then after each fresh row's prompt."""
         self._lay_out(table, running)
         prompts = self._prompts(table, fresh) if fresh else None
         model, longest = self.model, table.longest(running)
@@ -66,7 +66,7 @@ class Forward:
         return logits if stepped is None else torch.cat((stepped, logits))
 
     def _lay_out(self, table: Table, running: int) -> None:
-        """Lay out weights that were written to since the last step. While nothing runs they may also be replaced."""
+        """Lay weights out again if they were written to since the last step, or, while no row runs, replaced."""
         recorded = self.recorded
         if recorded is not None and (recorded.cache is not table.cache or (not running and recorded.stale())):
             self.recorded = None
@@ -77,13 +77,13 @@ class Forward:
                 self._steps, self._stamp = Steps(self.model) if can_step(self.model) else None, now
 
     def _prompts(self, table: Table, fresh: Sequence[int]) -> tuple[Tensor, Prefill]:
-        """The prompts of these rows end to end, and the places where they are written."""
+        """Return the prompts of these rows, concatenated, and the `Prefill` that writes them into the cache."""
         prompts = [table.drafts[row].prompt for row in fresh]
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         return tokens, Prefill(table.cache, fresh, [len(prompt) for prompt in prompts])
 
     def _stepped(self, table: Table, running: int, longest: int) -> Tensor | None:
-        """Logits of the running rows by one kernel or a recorded step, or None if there is neither."""
+        """Return the running rows' logits by one kernel or a recorded step; None if there is neither or it fails."""
         if self._steps is not None:
             assert isinstance(table.cache, PageCache), type(table.cache)
             return self._steps.logits(table.cache, *table.newest(running, longest))

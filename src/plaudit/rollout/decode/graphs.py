@@ -1,11 +1,11 @@
-"""Steps of decoding that are recorded once and repeated: on a GPU a step then costs one launch, not one a kernel.
+"""Record decoding steps once and repeat them: on a GPU a step then costs one launch, not one per kernel.
 
     tokens, positions (n,) -> fixed tensors -> [recorded: embed, layers and their cache, head] -> logits (n, vocab)
 
-A recording has one shape, and reads and writes at fixed addresses. Rows are therefore rounded up to few numbers (idle
-rows write what weighs nothing) and the longest sequence to few lengths (the mask hides the rest). A pair is recorded
-when it first occurs. Weights may change in place; a cache or parameters at other addresses need new recordings. Left
-out: prompts, whose shapes hardly occur twice, and sampling, which is launched while the step computes.
+A recording has one shape and fixed addresses. So the number of rows is rounded up to one of few sizes (what idle rows
+write has weight 0), the longest sequence to one of few lengths (the mask hides the rest). Each pair is recorded when
+it first occurs. Weights may change in place; a cache or parameters at other addresses need new recordings. Left out:
+prompts, whose shapes hardly occur twice, and sampling, which is launched while the step computes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOLERANCE_HALVES = 0.2
 
 
 def graphs_wanted() -> bool:
-    """False with PLAUDIT_CUDA_GRAPHS=off, for a driver that has trouble with them."""
+    """Return False if PLAUDIT_CUDA_GRAPHS=off, which is for drivers that have trouble with CUDA graphs."""
     return os.environ.get("PLAUDIT_CUDA_GRAPHS", "on").lower() not in OFF
 
 
@@ -48,12 +48,12 @@ def rounded_rows(running: int, slots: int) -> int:
 
 
 def rounded_length(longest: int, room: int) -> int:
-    """At most a quarter longer."""
+    """Round a length up to one of few: at most a quarter longer, but at least SHORTEST, and at most `room`."""
     return min(max(few(longest, digits=3), SHORTEST), room)
 
 
 class RecordedSteps:
-    """Next-token steps over one cache, for the rows in front. The first one is compared with a plain step."""
+    """Recorded next-token steps of the first rows of one cache. The first step is compared with a plain one."""
 
     def __init__(self, model: Decoder, cache: Cache, record: Record):
         assert isinstance(cache, ProductCache), type(cache)  # others may move their slots
@@ -73,11 +73,11 @@ class RecordedSteps:
         return self._addresses != self._where()
 
     def logits(self, tokens: Tensor, positions: Tensor, *, running: int, longest: int) -> Tensor:
-        """Logits (running, vocab) in float32 after tokens (n,) at positions (n,), n = `rows(running)`; the others are
-        idle. `longest` is the largest position of a running row + 1; idle rows' are below it as well, since one that
-        sees no key writes NaN. The logits may be written to, and the next call does.
+        """Return logits (running, vocab) in float32 after tokens (n,) at positions (n,), n = `rows(running)`. Rows from
+        `running` on are idle. `longest` is the largest position of a running row + 1. Idle rows' positions are below it
+        too: a row that sees no key writes NaN. The caller may write to the logits; the next call overwrites them.
 
-        Raises RuntimeError if the step cannot be recorded, or gives other logits."""
+        Raises RuntimeError if the step cannot be recorded, or its logits differ from a plain step's."""
         shape = len(tokens), rounded_length(longest, self.cache.length)
         self._tokens[: len(tokens)] = tokens
         self._positions[: len(tokens)] = positions

@@ -1,10 +1,10 @@
-"""The KV cache as our own kernels read it on the CPU: a page of keys (dim, positions) after another, values row by row.
+"""The KV cache in the layout of our own CPU kernels: keys in pages of (dim, positions), values row by row.
 
     scores = sum over dim of query[dim] * page[dim, :]       a register of positions at a time
     out = sum over positions of weight[p] * values[p, :]     a register of numbers at a time
 
-Each sequence is read up to its own newest token. Additions have the same order as in attention of whole sequences. In
-the precision of the model: scores and sums are float32.
+Each sequence is read up to its own newest token. Additions have the same order as in attention of whole sequences. The
+cache has the model's dtype; scores and sums are float32.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from plaudit.rollout.decode.cache import Cache, Past, Places, ProductCache
 def make_cache(
     config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Cache:
-    """Make the cache that our kernels read, or torch's, for a model that computes in `dtype`."""
+    """Return a `PageCache` if our CPU kernels compute in `dtype` on this device, else a `ProductCache`."""
     form = PageCache if torch.device(device).type == "cpu" and available(dtype) else ProductCache
     return form(config, slots, length, dtype=dtype, device=device)
 
 
 class PageCache(Cache):
     """Keys (slots, kv_heads, pages, dim, page), values (slots, kv_heads, length, width), where width is dim filled up
-    to whole registers. A slot may lie anywhere in them: slots are moved by changing places."""
+    to whole registers. `where` has each slot's row in these tensors, so `move` exchanges rows without copying."""
 
     def __init__(
         self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"

@@ -29,7 +29,7 @@ from plaudit.rollout.decode.pages import PageCache
 
 
 def can_step(model: Decoder) -> bool:
-    """True if the kernel computes this model."""
+    """True if the kernel can compute this model; otherwise torch computes its steps."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return (
         type(model) is Decoder
@@ -47,7 +47,7 @@ def by_pairs(dtype: torch.dtype) -> bool:
 
 
 def stamp(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """Numbers that differ once any of these was written to or replaced."""
+    """Return numbers that change whenever one of these parameters is written to or replaced."""
     return tuple(number for parameter in parameters for number in (parameter.data_ptr(), parameter._version))
 
 
@@ -79,7 +79,7 @@ class Steps:
 
     @torch.no_grad()
     def logits(self, cache: PageCache, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits (n, vocab_size) after a new token of each of the first n slots; its keys and values are written."""
+        """Return logits (n, vocab_size) after one new token of each of the first n slots; write its keys and values."""
         model, n = self.model, len(tokens)
         plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         x, room = torch.zeros(n, self.width, **plain), torch.empty(n, self.room, **plain)
@@ -96,7 +96,7 @@ class Steps:
         return out
 
     def _addresses(self, layer: nn.Module) -> list[int]:
-        """The numbers of the kernel's `Layer`."""
+        """Return the fields of the kernel's `Layer`: addresses of packed tensors (0 if absent), and ranks of LoRA."""
         assert isinstance(layer, Layer)
         attention, mlp, config = layer.attention, layer.mlp, self.model.config
         width, inner, queries = config.width, config.mlp_width, config.heads * config.head_dim
@@ -123,7 +123,7 @@ class Steps:
     def _linear(
         self, linear: nn.Linear, rows: int, inner: int, *, gated: bool = False
     ) -> Iterator[Tensor | int | None]:
-        """The numbers of the kernel's `Linear`."""
+        """Yield the fields of the kernel's `Linear`: weight, bias, LoRA's two matrices and rank (or None, None, 0)."""
         yield from (self._weight(_of_shape(linear.weight, rows, inner), gated), self._bias(linear, rows, gated))
         if not isinstance(linear, LoraLinear):
             yield from (None, None, 0)

@@ -21,7 +21,7 @@ LENGTH_STEP = 64
 
 
 class Table:
-    """Active drafts fill the first rows. The table is as long as the drafts that have joined need, `first` at least."""
+    """Active drafts fill the first rows. The table is as long as the drafts in `first` need, and grows with others."""
 
     def __init__(
         self, config: DecoderConfig, slots: int, first: Sequence[Draft], *, dtype: torch.dtype, device: torch.device
@@ -34,7 +34,7 @@ class Table:
         self.draw = Draw.of([])
 
     def join(self, drafts: Sequence[Draft]) -> None:
-        """Reserve the next rows for these drafts."""
+        """Reserve the rows after the running ones for these drafts; make cache and rows longer if they need it."""
         total, answer = _lengths(drafts)
         if self.cache.length < total:
             self.cache = self.cache.grown(self.config, total)
@@ -43,8 +43,8 @@ class Table:
         self.drafts += drafts
 
     def start(self, running: int, copies: Sequence[tuple[int, int]]) -> None:
-        """Start the drafts that have joined after the running ones. `copies`: a row that holds a prompt, and a row that
-        needs it."""
+        """Prepare the rows of the drafts that joined after the first `running`. `copies`: pairs of a row whose cache
+        holds a prompt, and a row that needs it."""
         if copies:
             sources, targets = zip(*copies, strict=True)
             self.cache.copy(sources, targets, max(len(self.drafts[row].prompt) for row in sources))
@@ -52,18 +52,18 @@ class Table:
         self._draw()
 
     def longest(self, count: int) -> int:
-        """Tokens of the longest of the first rows, prompt and answer."""
+        """Return the tokens, prompt and answer, of the longest of the first `count` rows; 0 for no rows."""
         return max((draft.length for draft in self.drafts[:count]), default=0)
 
     def newest(self, count: int, longest: int) -> tuple[Tensor, Tensor]:
-        """The newest token of each row in front, and its position, the largest of a running row being longest - 1."""
+        """Return the newest tokens and their positions (at most longest - 1), both (count,), of the first rows."""
         rows = self.rows
         # An idle row is at its sequence's end. Past `longest`, and with a window, it would see nothing and write NaN,
         # which the next sequence there would read, although masked.
         return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(0, longest - 1)
 
     def remove(self, gone: Collection[int]) -> None:
-        """Free these rows and close the gaps with the last ones."""
+        """Free these rows, and close the gaps by moving the last rows into them."""
         kept = len(self.drafts) - len(gone)
         gaps = sorted(row for row in gone if row < kept)
         movers = [row for row in range(kept, len(self.drafts)) if row not in gone]
@@ -80,7 +80,7 @@ class Table:
 
 
 def _lengths(drafts: Sequence[Draft]) -> tuple[int, int]:
-    """Tokens of the longest draft and of the longest answer, at most, in whole steps."""
+    """Return the most tokens that a draft (prompt and answer) and an answer may get, in multiples of LENGTH_STEP."""
     total = max(len(draft.prompt) + draft.limit for draft in drafts)
     answer = max(draft.limit for draft in drafts)
     return -(-total // LENGTH_STEP) * LENGTH_STEP, -(-answer // LENGTH_STEP) * LENGTH_STEP
@@ -120,7 +120,7 @@ class Rows:
         self.uniforms[part, : drawn.shape[1]] = drawn.to(self.last.device)
 
     def logprobs_of(self, rows: Sequence[int], longest: int) -> list[list[float]]:
-        """The first `longest` of each of these rows."""
+        """Return the first `longest` log-probs of each of these rows."""
         place = torch.tensor(rows, device=self.last.device)
         found: list[list[float]] = self.logprobs[:, :longest].index_select(0, place).tolist()
         return found
