@@ -34,7 +34,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def of_method(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """A method, if the first word is one, and the other words."""
+    """Return the method, or None if the first word is none or a file, and the other words."""
     method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
     return method, words[1:] if method else words
 

@@ -36,7 +36,7 @@ def check(method: str | None, words: Sequence[str], *, as_json: bool, began: flo
 
 
 def plain(one: Preflight) -> dict[str, Any]:
-    """A preflight as plain values."""
+    """Return a preflight as values for JSON."""
     return {
         "stage": one.stage,
         "method": None if one.settings is None else one.settings.method,
@@ -61,7 +61,7 @@ def plain(one: Preflight) -> dict[str, Any]:
 
 
 def lines(one: Preflight) -> Iterator[str]:
-    """A preflight for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
+    """Yield a preflight's lines for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
     if one.settings is not None:
         stage = f"stage {one.stage}: " if one.stage else ""
         yield f"{stage}{one.settings.method}, run {Path(one.settings.output, one.settings.name or '...')}"

@@ -54,7 +54,7 @@ OF_RUNS = ("weight", "workers", "resources", "offload")
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The result. Every mapping has one entry per run, by its name."""
+    """The result of a comparison. Every mapping has one entry per run, by its name."""
 
     settings: CompareSettings
     runs: Mapping[str, Run]
@@ -186,7 +186,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
 
 
 def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
-    """Settings that differ, by key, with the value of each run; None where a file lacks the key."""
+    """Return settings that differ, by key, with the value of each run; None if its file lacks the key."""
     found = [flat(read_saved(run.folder / SETTINGS)) for run in runs.values()]
     keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
     values = {key: tuple(one.get(key) for one in found) for key in keys}
@@ -194,7 +194,7 @@ def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
 
 
 def _idle(key: str, values: tuple[Any, ...]) -> bool:
-    """True for a default of a reward that other runs lack, and for an empty section or list."""
+    """True if some runs lack the key, and the others have its default for a reward, or an empty section or list."""
     usual = {f"rewards.{leaf.key}": leaf.value for leaf in leaves(RewardSettings)}.get(re.sub(r"\.\d+", "", key), {})
     return None in values and all(value in (None, {}, [], usual) for value in values)
 
@@ -214,7 +214,7 @@ def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
 
 
 def _unanswered(runs: Mapping[str, Run], settings: CompareSettings) -> str:
-    """Why answers cannot be drawn; "" if they can."""
+    """Return why answers cannot be sampled; "" if they can."""
     if lacking := [name for name, run in runs.items() if not (run.folder / "checkpoints" / "policy").is_dir()]:
         return f"{', '.join(lacking)} has no policy"
     return f"there is no {gone[0]}: set prompts" if (gone := absent(settings.prompts)) else ""

@@ -141,7 +141,7 @@ def _written(one: Sample, to: str, writer: Callable[[Sample], Rows], lost: Count
 
 
 def _kept(one: Sample, kind: str) -> Sample:
-    """The parts of a sample that a record of this kind holds."""
+    """Return a sample with only those parts that a record of this kind holds."""
     if kind == PREFERENCE:
         return replace(one, answer=None, turn={})
     if kind == DEMONSTRATION:
@@ -150,7 +150,7 @@ def _kept(one: Sample, kind: str) -> Sample:
 
 
 def _asked_key(one: Sample) -> str:
-    """A prompt in one form: a text equals one user turn."""
+    """Return a key for a prompt, equal for a text and for a chat of one user turn with that text."""
     return json.dumps(turns_of(one))
 
 

@@ -112,7 +112,7 @@ def _one(
 
 
 def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
-    """Each figure's value for every seed, its mean and its deviation over the seeds."""
+    """Return each figure's values by seed, mean and standard deviation (0 for one seed), without figures of no seed."""
     figures = {}
     for label, part, name in SHOWN:
         values = [evaluation.json()[part].get(name) for evaluation in evaluations]
@@ -124,7 +124,7 @@ def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
 
 
 def seeds_table(figures: dict[str, dict[str, Any]], seeds: int) -> Any:
-    """Mean, deviation and every seed's value."""
+    """Return a rich table of mean, deviation and every seed's value."""
     from rich.table import Table
 
     table = Table(title=f"Over {seeds} seeds", title_justify="left")

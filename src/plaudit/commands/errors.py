@@ -1,4 +1,4 @@
-"""How commands end: an error that the user can correct is one line, and a run that ends early has its own status."""
+"""End commands: an error that the user can correct is one line, and a run that ends early has its own status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIS
 @contextmanager
 def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors that the user can correct into one line on stderr and exit status 2. An early end of a run has its
-    own status (`types.Ended`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
+    own status (`support.errors`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
     which is written at the end, is checked before the work, and `plugins` are loaded."""
     sys.excepthook = _traceback
     try:
@@ -75,7 +75,7 @@ def _tell(text: str) -> None:
 
 
 def _of_limits(error: Exception) -> tuple[int, str] | None:
-    """The exit status and a line for an error of a limit of the process or the machine. None for other errors."""
+    """Return exit status and a line for too many open files or too little memory; None for other errors."""
     from plaudit.runtime.memory import OutOfMemory, out_of_memory
 
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

@@ -48,13 +48,13 @@ def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = P
 
 
 def _ended(run: Run) -> bool:
-    """A run that was killed is silent, as one with long steps is; the lock is tried only then."""
+    """True if the run has ended. Of a silent or unreadable run, which may have been killed, the lock is tried."""
     state = summary("", run.folder)["state"]
     return state in ENDED or (state in ("silent", "unreadable") and not run.active)
 
 
 def _evaluated(settings: EvaluationSettings, run: Run, name: str, reporter: Reporter) -> bool:
-    """Evaluate one checkpoint, unless that was done before or it is gone."""
+    """Evaluate one checkpoint and return True; False if it was evaluated before or has been removed."""
     out = Path(settings.output or run.folder / EVALUATIONS) / name
     model = run.checkpoint("policy", name)
     try:

@@ -116,13 +116,13 @@ def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str,
 
 
 def _here(train: Any) -> list[str]:
-    """The sources that are files here."""
+    """Return the sources that are local files."""
     given = tuple(train) if isinstance(train, Mapping) else sources(train)
     return [source for source in given if not fetched(source)]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text within rows."""
+    """Yield every str within nested mappings and lists."""
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

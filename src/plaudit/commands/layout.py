@@ -26,13 +26,13 @@ from plaudit.types import Role
 
 
 def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]:
-    """A run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as the section `runtime` says. Raises
-    MeshError, with the nearest mesh that fits."""
+    """The run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as the section `runtime` says.
+    Raises MeshError, with the nearest mesh that fits."""
     return models_of(settings, read_mesh(mesh) if mesh else None, ranks)
 
 
 def read_mesh(text: str) -> Mesh:
-    """Read `data=8 tensor=2`, with blanks or commas."""
+    """Parse `data=8 tensor=2`, with blanks or commas. Raises MeshError for another axis or size."""
     axes: dict[str, int] = {}
     for word in re.split(r"[\s,]+", text.strip()):
         name, _, size = word.partition("=")
@@ -52,7 +52,7 @@ def amounts(models: Sequence[Model], place: Place) -> dict[str, int]:
 
 
 def extremes(models: Sequence[Model]) -> tuple[Place, Place]:
-    """The ranks that hold the most and the least. Ranks along the tensor axis hold equal amounts; along data and
+    """Return the ranks that hold most and least. Ranks along the tensor axis hold equal amounts; along data and
     context, the first rank holds the most."""
     mesh = models[0].layout.mesh
     front = [replace(mesh.place(0), stage=stage) for stage in range(mesh.pipeline)]
@@ -65,7 +65,7 @@ def extremes(models: Sequence[Model]) -> tuple[Place, Place]:
 
 
 def report(models: Sequence[Model], rank: int) -> Iterator[str]:
-    """The lines that `plaudit layout` prints."""
+    """Yield the lines that `plaudit layout` prints."""
     mesh = models[0].layout.mesh
     most, least = extremes(models)
     words = ("gathered", "sum")
@@ -97,7 +97,7 @@ def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
 
 
 def publish(models: Sequence[Model]) -> Iterator[str]:
-    """What it takes to give a version of a policy without adapters to rollout workers, which all get the same boxes."""
+    """Describe what a rollout worker is sent of a policy's version; nothing for a policy with adapters."""
     for model in models:
         if model.role is Role.POLICY and not model.layout.lora.rank:
             whole = Layout(model.layout.config, model.layout.head)  # what each of them has

@@ -1,6 +1,6 @@
 """Sockets of our HTTP servers, the page and the reward server, and the bounds of their connections.
 
-A client of either may send half a head, half a body, or read nothing: no number of these keeps other addresses out.
+Clients may send half a head or half a body, or read nothing. Bounds keep these from shutting other addresses out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket. Call it before loading anything, so that a used port is reported at once. Raises
-    ValueError."""
+    ValueError if it cannot listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
@@ -47,13 +47,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL for browsers and clients."""
+    """Return the URL of a listening socket, for browsers and clients."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def bounded_protocol() -> type:
-    """Return uvicorn's protocol with our bounds."""
+    """Return a subclass of uvicorn's HTTP protocol with the bounds of `Bounded`."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     return type("BoundedProtocol", (Bounded, H11Protocol), {})
@@ -79,8 +79,8 @@ def serve_http(app: Any, protocol: type, listening: socket.socket) -> None:
 
 
 class Bounded:
-    """Limit connections that wait for their client. uvicorn's protocol waits for them forever, and they count towards
-    its limit."""
+    """Mixin that limits connections that wait for their client. uvicorn alone waits for them forever, and they count
+    towards its limit."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -128,7 +128,7 @@ class Bounded:
 
     @property
     def waits(self) -> bool:
-        """True if it waits for its client: for a head, the rest of a body, or until more of an answer is read."""
+        """True if the connection waits for its client to send a head or the rest of a body, or to read more."""
         return bool(self._idle or self.cycle.more_body or "read" in self._timers)
 
     @property
@@ -136,14 +136,14 @@ class Bounded:
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        """Close a connection that has no open request and does not send a whole head in time."""
+        """Start the timer of a connection without an open request, which must send a head in time; else stop it."""
         if self._idle:
             self._start("head", HEADER_SECONDS)
         else:
             self._stop("head")
 
     def _start(self, name: str, seconds: float) -> None:
-        """Close the connection after this time, unless the timer is stopped. One that runs stays as it is."""
+        """Close the connection after this time, unless the timer is stopped. A timer that runs already is kept."""
         if name not in self._timers:
             self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 
@@ -163,6 +163,6 @@ def _close_one(connections: Iterable[Any]) -> None:
 
 
 def peer_of(host: str) -> str:
-    """Return whose connection it is: an address of IPv4, or the /64 of one of IPv6, which has one owner."""
+    """Return the peer that connections are counted for: an IPv4 address, or the /64 of an IPv6 one (one owner)."""
     plain = host.partition("%")[0]
     return str(ipaddress.ip_network((plain, 64), strict=False)) if ":" in plain else plain

@@ -64,7 +64,7 @@ class TakesOptions(click.Command):
 
 
 def tree_of(command: str) -> type:
-    """The class of a command's settings."""
+    """Return the class of a command's settings."""
     from plaudit.evaluate import settings as measured
     from plaudit.settings.tree import Settings
 
@@ -77,7 +77,7 @@ def tree_of(command: str) -> type:
 
 
 def _as_setting(option: str, args: list[str], command: str, others: list[str]) -> str:
-    """Say what to write instead of an unknown option, which `others` have."""
+    """Say what to write instead of an unknown option. `others`: commands that have the option."""
     from plaudit.settings.recipes import defaults, unknown_keys
     from plaudit.settings.spellings import meant_in
     from plaudit.support.fields import leaves

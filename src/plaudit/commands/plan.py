@@ -56,13 +56,13 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
 
 
 def recorded(settings: Settings) -> list[int]:
-    """Lengths of the answers of the run's samples, if there are any."""
+    """Return the lengths of the run's last 2000 recorded answers, in tokens; [] if there are none."""
     path = Path(settings.output) / str(settings.name or settings.method) / SAMPLES
     return [one["tokens"] for one in read_jsonl(path)[-2000:]] if path.exists() else []
 
 
 def summary(found: Profile) -> list[str]:
-    """What a profile says, for people."""
+    """Return a profile's content as lines for people."""
     lines = [f"{found.hardware}: work takes {found.crowded:.2f} times as long while every core works"]
     for name, curve in found.passes.items():
         lines.append(f"  {name:18} {_each(curve, 'pass', 'token', 'squared length', 'token of the head')}")
@@ -76,7 +76,7 @@ def summary(found: Profile) -> list[str]:
 
 
 def _each(curve: Curve, *units: str) -> str:
-    """The coefficients of a curve, with what each is of."""
+    """Format a curve's coefficients on all threads as microseconds a unit."""
     named = [f"{1e6 * value:,.3g} a {unit}" for value, unit in zip(curve.all, units, strict=True)]
     return f"microseconds: {', '.join(named)}"
 
@@ -113,7 +113,7 @@ def plan(
 
 
 def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:
-    """Run three steps of each named plan, and print seconds a step as planned and as measured, without the first."""
+    """Run four steps of each named plan; print and return a step's seconds as planned and measured (last three)."""
     found = {}
     reporter.say(f"{'checked':12}{'planned':>10}{'measured':>10}  s a step")
     for name, one in {o.placement: (n, o) for n, o in outcome.named.items()}.values():
@@ -125,7 +125,7 @@ def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]
 
 
 def steps_of(outcome: Outcome, one: Estimate, folder: str, steps: int = 3) -> float:
-    """Seconds of a step of a placement: of a run in a process of its own, the median of all steps but the first."""
+    """Run `steps` + 1 steps in a new process; return the median seconds of a step, without the first."""
     settings = outcome.settings if one is outcome.now else one.placement.placed(outcome.settings)
     settings = replace(
         settings, output=folder, name="check", resume=None, train=replace(settings.train, steps=steps + 1)

@@ -1,4 +1,4 @@
-"""A policy before and after training, in one table: did it get better, by which measure, and how far did it move?
+"""Compare a policy before and after training, in one table: which measures improved, and how far it moved (KL).
 
 Gold is shown beside the judge: a policy that only exploits the judge rises in one and not in the other. Both policies
 answer the same prompts with the same seeds.

@@ -1,5 +1,5 @@
-"""Loads each model once, reads data by the tokenizer that needs it, and shows progress. The files of the figures say
-what is measured."""
+"""Load each model once, read data with the tokenizer of its reader, and show progress. The files of the figures, such
+as kl.py, define what is measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bench(Measures):
         self._policies: dict[str, Policy] = {}
 
     def policy(self, path: str) -> Policy:
-        """The policy of a checkpoint."""
+        """Return the policy of a checkpoint, which is loaded at its first use."""
         if path not in self._policies:
             self._policies[path] = Policy.load(path, device=self.device)
         return self._policies[path]
@@ -45,7 +45,7 @@ class Bench(Measures):
         return self._read("prompts", reader)
 
     def _rows(self, kind: str, reader: Policy | Judge) -> list[Row]:
-        """Token rows; of preferences chosen and rejected ones, alternating."""
+        """Read token rows. For preferences, chosen and rejected rows alternate."""
         return [row for item in self._read(kind, reader) for row in item]
 
     def _read(self, kind: str, reader: Policy | Judge) -> list[Any]:

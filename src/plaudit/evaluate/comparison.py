@@ -26,7 +26,7 @@ class Pairing:
 
 
 def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[str, Interval]:
-    """By reward: the first one's win rate and the difference of the means, paired by prompt.
+    """Return by reward: the first policy's win rate, ties, difference paired by prompt, and both means.
 
     A win counts 1, a tie 1/2, over the pairs of equally numbered answers; pairs that lack a score are left out.
     """
@@ -65,7 +65,7 @@ def win_figures(
 
 
 def _gaps(ours: list[Answer], theirs: list[Answer], name: str) -> list[tuple[float, float]]:
-    """Differences of scores and of lengths, of pairs that both have a score."""
+    """Return (score difference, length difference) of each pair in which both answers have a score."""
     return [
         (a - b, length_gap(one, other))
         for one, other in zip(ours, theirs, strict=True)
@@ -74,12 +74,12 @@ def _gaps(ours: list[Answer], theirs: list[Answer], name: str) -> list[tuple[flo
 
 
 def length_gap(one: Answer, other: Answer) -> float:
-    """In characters, which policies of different tokenizers share."""
+    """Return len(one) - len(other) in characters, since tokens differ between tokenizers."""
     return float(len(one.completion.text) - len(other.completion.text))
 
 
 def decided(pairings: Sequence[Pairing], judge: LlmJudge, advance: Advance = unheard) -> list[Decision]:
-    """Ask a language model about every pair."""
+    """Ask a language model to decide every pair; return its decisions in the order of the pairs."""
 
     async def of(pairing: Pairing) -> Decision:
         prompt = pairing.prompt
@@ -121,7 +121,7 @@ def decision_figures(
 
 
 def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
-    """All pairs of answers, in the order of the prompts."""
+    """Pair the k-th answers of both policies to each prompt, in the order of the prompts."""
     return [
         Pairing(prompt=one.prompt, first=one, second=other)
         for ours, theirs in zip(first, second, strict=True)
@@ -130,7 +130,7 @@ def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
 
 
 def pairing_json(pairing: Pairing, names: tuple[str, str], decision: Decision | None = None) -> Mapping[str, Any]:
-    """One line of the file of pairs; each answer under its policy's name."""
+    """Return one line of the file of pairs, with each answer under its policy's name."""
     answers = zip(names, (pairing.first, pairing.second), strict=True)
     texts = {name: {key: value for key, value in answer.json().items() if key != "prompt"} for name, answer in answers}
     said = {} if decision is None else {"llm": {"value": decision.value, "replies": decision.replies}}

@@ -138,7 +138,7 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
 def _by_answers(
     bench: Bench, settings: EvaluationSettings, policy: Policy, kinds: Sequence[str]
 ) -> tuple[Answers, list[Pairing], Figures]:
-    """All figures of the policy's own answers, which are drawn once."""
+    """Draw the policy's answers once. Return them, pairs with the other policy's answers, and their figures."""
     rewards = bench.rewards(settings.judge, policy.tokenizer)
     answers = bench.answers(policy, bench.prompts(policy), rewards, name="model")
     figures: Figures = {}
@@ -174,7 +174,7 @@ def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | Non
 
 
 def folder_of(output: str | None, within: Path) -> Path:
-    """Where results go: `output`, else a new folder within another, named by the time."""
+    """Return the folder for results: `output`, else a path in `within` that does not exist, named by the time."""
     if output is not None:
         return at_home(output)
     name, number = time.strftime("%Y%m%d-%H%M%S"), 1
@@ -184,7 +184,7 @@ def folder_of(output: str | None, within: Path) -> Path:
 
 
 def made_folder(out: Path) -> None:
-    """Make the folder of the figures before anything is loaded, so that they cannot be lost."""
+    """Make the folder of the figures before anything is loaded. Raises ValueError if it cannot be made."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,7 +199,7 @@ def save_result(folder: Path, content: dict[str, Any]) -> None:
 
 
 def figure_json(figure: Interval | float) -> Any:
-    """An interval as an object, a number as itself; what is not finite as null."""
+    """Convert for JSON: an interval to a mapping, a finite number to itself, any other number to None."""
     if isinstance(figure, Interval):
         return figure.json()
     return figure if abs(figure) < float("inf") else None
@@ -213,12 +213,12 @@ def figure_cells(figure: Interval | float) -> tuple[str, str, str]:
 
 
 def scores_line(answer: Answer) -> str:
-    """An answer's scores, for a person to read below it."""
+    """Format an answer's scores for people: "NAME VALUE, NAME VALUE", with - for a missing score."""
     scores = answer.scores.items()
     return ", ".join(f"{name} {'-' if score.value is None else number(score.value)}" for name, score in scores)
 
 
 def number(value: float) -> str:
-    """Three decimals, fewer where the number is large; never -0."""
+    """Format a number with three decimals below 1, two below 100, else one; never as -0."""
     text = rounded(value, ".3f" if abs(value) < 1 else ".2f" if abs(value) < 100 else ",.1f")
     return text.removeprefix("-") if not text.strip("-0.") else text

@@ -42,7 +42,7 @@ def reward_figures(answers: Answers) -> Figures:
 
 def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *, least: float) -> Figures:
     """pass@k of each named reward, averaged over prompts: an answer passes with a score of at least `least`. Answers
-    without a score are left out, and so are prompts with fewer than k others. Raises ValueError if none is left."""
+    without a score are left out, and so are prompts with fewer than k scores. Raises ValueError if none is left."""
     figures: Figures = {}
     for name in names:
         scores = _values(answers, name)
@@ -55,7 +55,7 @@ def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *,
 
 
 def reward_mean(answers: Answers, name: str) -> Interval:
-    """Mean of a reward. Raises ValueError if it scored nothing."""
+    """Mean of a reward, of prompts' means. Raises ValueError if no answer has a score."""
     values = _values(answers, name)
     if not any(values):
         first = answers[0][0]
@@ -65,17 +65,17 @@ def reward_mean(answers: Answers, name: str) -> Interval:
 
 
 def verdicts(answers: Answers, name: str) -> bool:
-    """True if each score is 0 or 1, such as those of a rule that checks an answer."""
+    """True if each score of a reward is 0, 1 or missing, as of a rule that checks answers."""
     return all(answer.scores[name].value in (0, 1, None) for group in answers for answer in group)
 
 
 def _values(answers: Answers, name: str) -> list[list[float]]:
-    """A reward's scores of each prompt's answers, without those that it did not score."""
+    """Return a reward's scores by prompt, without answers that have none."""
     return [[value for answer in group if (value := answer.scores[name].value) is not None] for group in answers]
 
 
 def _mean(values: Sequence[Sequence[float]]) -> Interval:
-    """Mean of the prompts' means, of those that have values: a share if each value only says right or wrong."""
+    """Mean of the prompts' means, without empty prompts; its interval is a share's if all values are 0 or 1."""
     means = [fmean(own) for own in values if own]
     return share_interval(means) if all(value in (0, 1) for own in values for value in own) else mean_interval(means)
 

@@ -46,8 +46,8 @@ class Judge:
         offload: bool = False,
         **placed: Any,
     ) -> Judge:
-        """Load the judge from a checkpoint's folder (or a hub id). With `offload` it is in host memory between
-        scorings. `placed` goes to `load_model`, for a part of a judge. Raises ValueError for a model that is none."""
+        """Load the judge from a checkpoint's folder (or a hub id). With `offload`, its weights are in host
+        memory between scorings. `placed` goes to `load_model`. Raises ValueError for a model that is no judge."""
         check_scores(path)
         model = load_model(path, head="scalar", dtype=dtype, device=device, **placed)
         model.requires_grad_(False)
@@ -60,12 +60,12 @@ class Judge:
 
     @cached_property
     def _scorer(self) -> Scorer:
-        """The scorer, kept since it knows how many tokens memory holds."""
+        """The scorer, cached since it learns how many tokens of a pass fit in memory."""
         return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.place)
 
     def reward(self, tokenizer: Any | None, *, thread: bool = False, **more: Any) -> JudgeReward:
         """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known. With
-        `thread`, others go on while it scores. `more` is as in `judge_reward`."""
+        `thread`, it scores in a thread, and other coroutines continue. `more` is as in `judge_reward`."""
         longest, ends = self.model.max_positions, self.model.special.eos
         return judge_reward(
             self._beside if thread else self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, **more
@@ -75,7 +75,7 @@ class Judge:
         return await asyncio.to_thread(self.of_sequences, sequences)
 
     def of_sequences(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
-        """One score a sequence, read where transformers' classifiers read it: at the last token that is not the
+        """Return one score a sequence, read where transformers' classifiers do: at the last token that is not the
         checkpoint's pad. If that pad is the end token too, this is the token before the end. Raises ValueError for
         sequences longer than the model's context."""
         read = [self._without_pads(sequence) for sequence in sequences]
@@ -88,7 +88,7 @@ class Judge:
         return found
 
     def of_distant(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """As `of_sequences`, of numbers that are fetched from where they are."""
+        """As `of_sequences`, for tokens that may be on other nodes and are fetched first (`types/distant.py`)."""
         return self.of_sequences(values(sequences))
 
     def _without_pads(self, sequence: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,9 +110,9 @@ def judge_reward(
     pause: float = 0.0,
     as_chat: bool | None = None,
 ) -> JudgeReward:
-    """A reward of answers that `tokenizer` made, if any, in whatever process the judge is; `own` is the tokenizer it
-    was trained with, `ends` its end tokens, `longest` how many tokens it has positions for; `as_chat` as in
-    `JudgeInput`."""
+    """Return a reward for answers sampled with `tokenizer` (None: only texts are known). `score_batch` calls the judge
+    in its process. Of the judge, `own` is the tokenizer, `ends` the end tokens, `longest` the number of positions.
+    `as_chat` is as in `JudgeInput`."""
     reading = JudgeInput(own, ends, as_chat)
     sampled = tokenizer is not None and own.get_vocab() == tokenizer.get_vocab()
     encode = partial(reading.sequence, sampled=sampled)
@@ -120,7 +120,7 @@ def judge_reward(
 
 
 class JudgeInput:
-    """What a judge reads: prompt and answer in the form of its training, with chats rendered by its own tokenizer's
+    """Tokenises prompt and answer for a judge as in its training, with chats rendered by its own tokenizer's
     template. An answer without an end token gets one; another end token is replaced by the judge's.
 
     A plain prompt is read as a chat's user turn if `as_chat` says so; None lets the checkpoint decide, as for a policy.
@@ -134,8 +134,8 @@ class JudgeInput:
         self._asked: tuple[Prompt, str, Tokens] | None = None
 
     def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> Tokens:
-        """The judge's tokens; with `sampled`, where the ids mean the same to it, those of the answer as it was drawn,
-        after a prompt of the same tokens. Raises ValueError for a chat that its template refuses."""
+        """Return the judge's tokens. With `sampled` (equal vocabularies), the answer keeps its drawn tokens if the
+        judge's prompt has the same tokens too. Raises ValueError for a chat that its template refuses."""
         messages = [dict(turn) for turn in prompt.messages]
         turns = chat_of(prompt.text, messages, self.reader.settings) if self.chats.template else ()
         chat = bool(turns)
@@ -153,7 +153,7 @@ class JudgeInput:
         return (*asked, *tokens, *(() if tokens and tokens[-1] in self.reader.ends else self._end(chat=chat)))
 
     def _prompt(self, prompt: Prompt, turns: Sequence[Message], *, sampled: bool) -> tuple[str, Tokens]:
-        """As text and tokens; the last one is kept, for its other answers."""
+        """Return the prompt's text and tokens. Those of the last chat are cached, for its other answers."""
         if not turns:
             return prompt.text, prompt.tokens if sampled else encode_prompt(prompt.text, self.tokenizer)
         if self._asked is None or self._asked[0] is not prompt:

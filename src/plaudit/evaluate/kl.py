@@ -20,10 +20,10 @@ def kl_figures(
     token_budget: int = 16384,
     advance: Advance = unheard,
 ) -> dict[str, Interval]:
-    """In nats: summed over an answer and averaged over answers (`kl`), and averaged over tokens (`kl/token`).
+    """Return the KL in nats: summed over an answer, averaged over answers (`kl`); averaged over tokens (`kl/token`).
 
-    d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d, and k3 beside it. What
-    chance puts below 0 is 0, as a KL is at least. The answers must be whole samples of the policy.
+    d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d
+    gives `kl`, and k3 gives `kl_k3`. Values and bounds below 0 become 0. Answers must be whole samples of the policy.
     """
     check_comparable(policy, reference)
     batch = Batch.of([answer.row() for group in answers for answer in group])

@@ -1,4 +1,4 @@
-"""A win rate as it would be if both policies wrote equally long answers."""
+"""Estimate the win rate as if both policies wrote equally long answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def length_controlled(
 
 
 def _fitted(y: Numbers, z: Numbers, weights: Numbers) -> Numbers:
-    """theta of each row of weights (rows, pairs), by Newton's method."""
+    """Fit theta and phi by Newton's method for each row of weights (rows, pairs); return theta, (rows,)."""
     theta = np.zeros(len(weights))
     phi = np.zeros(len(weights))
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""What scores answers in an evaluation: gold, a judge, and any reward of a run, each under its name.
+"""Load the rewards that score answers in an evaluation: gold, a judge, rewards of a run, each under its name.
 
 settings -> {name: Reward}, every model loaded once
 """
@@ -22,7 +22,7 @@ from plaudit.runtime.coroutines import finished
 
 
 def computing(settings: ComputeSettings) -> str:
-    """Take the settings' CPU threads, and return their device."""
+    """Set torch's number of CPU threads as the settings say, and return their device."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     return device_of(settings.device)
 
@@ -52,13 +52,13 @@ class Measures:
         self._judges: dict[str, Judge] = {}
 
     def judge(self, path: str) -> Judge:
-        """The judge of a checkpoint."""
+        """Return the judge of a checkpoint, which is loaded at its first use."""
         if path not in self._judges:
             self._judges[path] = Judge.load(path, device=self.device, token_budget=self.scoring.score_tokens)
         return self._judges[path]
 
     def rewards(self, judge: str | None, tokenizer: Any | None) -> dict[str, Reward]:
-        """All measures of answers that this tokenizer made; None for answers that are only texts."""
+        """Return rewards by name, for answers sampled with `tokenizer`; None if only the answers' texts are known."""
         found: dict[str, Reward] = dict(self.functions)
         if judge is not None:
             found["judge"] = self.judge(judge).reward(tokenizer, as_chat=self.as_chat)

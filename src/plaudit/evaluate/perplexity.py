@@ -1,4 +1,4 @@
-"""How well a policy predicts answers that it did not write."""
+"""Perplexity of a policy on the answers of a data set."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Answer:
         return {part: value for part, value in self.scores[name].parts.items() if abs(value) < float("inf")}
 
     def row(self) -> Row:
-        """Prompt and completion as a row whose completion is scored."""
+        """Return prompt and completion as a row; only the completion's tokens are trainable."""
         before, after = self.prompt.tokens, self.completion.tokens
         return Row(tokens=(*before, *after), trainable=(*(False,) * len(before), *(True,) * len(after)))
 
@@ -87,7 +87,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str, *, device: str = "cpu") -> Policy:
-        """The policy in a checkpoint's folder (or a hub id)."""
+        """Load the policy from a checkpoint's folder (or a hub id), frozen and in eval mode."""
         model, tokenizer = load_model(path, device=device), load_tokenizer(path, tried=False)
         check_vocabulary(tokenizer, model)
         model.requires_grad_(False)
@@ -102,7 +102,7 @@ class Policy:
         advance: Advance = unheard,
         cut: bool = False,
     ) -> Answers:
-        """Draw `sampling.samples` answers to each prompt; they depend only on seed, place and weights.
+        """Draw `sampling.samples` answers to each prompt; they depend only on seed, settings, weights and index.
 
         Raises ValueError if the model's context might cut an answer, unless `cut` allows that."""
         if not cut:
@@ -137,7 +137,7 @@ class Policy:
 
 
 def scored(answers: Answers, rewards: Mapping[str, Reward]) -> Answers:
-    """The same answers with a score by every reward, under its name."""
+    """Return the same answers with a score by every reward, under the reward's name."""
 
     async def of_group(group: list[Answer]) -> list[Answer]:
         completions = [answer.completion for answer in group]
@@ -167,7 +167,7 @@ def check_room(prompts: Sequence[Prompt], sampling: SamplingSettings, model: Lan
 
 
 def check_lengths(batch: Batch, model: LanguageModel) -> None:
-    """Refuse texts that are longer than the model's positions."""
+    """Raise ValueError for a text that is longer than the model's positions."""
     longest = int(batch.lengths.max())
     if longest > model.max_positions:
         raise ValueError(
@@ -176,7 +176,7 @@ def check_lengths(batch: Batch, model: LanguageModel) -> None:
 
 
 def check_comparable(policy: Policy, reference: Policy) -> None:
-    """Refuse models for which the same ids mean different texts, so that their log-probs cannot be compared."""
+    """Raise ValueError if the tokenizers' vocabularies differ, since log-probs of the same ids cannot be compared."""
     if policy.tokenizer.get_vocab() != reference.tokenizer.get_vocab():
         raise ValueError(
             "policy and reference have different vocabularies, so their log-probs cannot be compared: "

@@ -25,7 +25,7 @@ def margin_figures(margins: Sequence[float], prompts: Sequence[int]) -> dict[str
 
 
 def judge_margins(judge: Judge, rows: Sequence[Row]) -> list[float]:
-    """Score of the chosen answer minus that of the rejected one, for alternating rows."""
+    """Return score(chosen) - score(rejected) of each pair. `rows` alternates chosen and rejected answers."""
     scores = judge.of_sequences([tuple(row.tokens) for row in rows])
     return [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
 

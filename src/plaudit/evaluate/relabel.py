@@ -133,7 +133,7 @@ def report_of(out: Path) -> Path:
 
 
 def _samples(settings: RelabelSettings, bad: list[str]) -> Iterator[Sample]:
-    """The rows of all sources; reasons of unreadable ones go to `bad`."""
+    """Yield the rows of all sources. Errors of unreadable ones go to `bad`; more than `bad_rows` raise DataError."""
     check_columns(settings.columns)
     if settings.dialect != "auto":
         named(settings.dialect)
@@ -180,7 +180,7 @@ def _by_prompt(samples: list[Sample]) -> list[Candidates]:
 
 
 def _answers(asked: Candidates, settings: RelabelSettings) -> list[Answer]:
-    """The answers as a reward reads them: texts without tokens."""
+    """Return the answers in the form that rewards read: texts without tokens."""
     one = asked.sample
     turns = one.messages or (({"role": "user", "content": one.prompt},) if settings.as_chat else ())
     text = one.prompt or "\n\n".join(str(turn["content"]) for turn in one.messages)
@@ -205,7 +205,7 @@ def _answers(asked: Candidates, settings: RelabelSettings) -> list[Answer]:
 def _ordered(
     settings: RelabelSettings, asked: list[Candidates], answers: Answers
 ) -> tuple[Relabelling, list[dict[str, Any]]]:
-    """Return the counts and the rows to write."""
+    """Order each pair by its scores. Return the counts and the rows to write."""
     rows: list[dict[str, Any]] = []
     reasons: list[str] = []
     margins: list[float] = []
@@ -249,7 +249,7 @@ def _ordered(
 
 
 def _made(values: list[float | None], settings: RelabelSettings) -> list[tuple[int, int]]:
-    """Pairs of answers that nobody has labelled, the better one first."""
+    """Pair unlabelled answers that have scores, better one first: all pairs, or best with worst; [] for one answer."""
     known = sorted((i for i, value in enumerate(values) if value is not None), key=lambda i: -(values[i] or 0.0))
     if settings.pairs == "all":
         return list(combinations(known, 2))

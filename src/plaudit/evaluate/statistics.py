@@ -30,11 +30,11 @@ class Interval:
     """Number of independent observations."""
 
     def map(self, monotone: Callable[[float], float]) -> Interval:
-        """The interval of an increasing function of the figure."""
+        """Apply an increasing function to the value and its bounds."""
         return Interval(value=monotone(self.value), low=monotone(self.low), high=monotone(self.high), count=self.count)
 
     def json(self) -> dict[str, float | int | None]:
-        """Infinite bounds as null: JSON has no infinity."""
+        """Return the fields, with None for infinite numbers, which JSON lacks."""
         bounds = {"value": self.value, "low": self.low, "high": self.high}
         return {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()} | {"count": self.count}
 
@@ -46,7 +46,7 @@ def _around(value: float, error: float, count: int) -> Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """mean +- t * s / sqrt(n), Student's t with n - 1 degrees of freedom."""
+    """mean +- t * s / sqrt(n), Student's t with n - 1 degrees of freedom. Raises ValueError for no values."""
     if not values:
         raise ValueError("there is no mean of no values")
     n = len(values)

@@ -49,7 +49,7 @@ def _told(
 
 
 def _about(about: re.Match[str], settings: Mapping[str, Any] | None) -> str:
-    """Advice about a setting that the run has; "" if it has none, or follows the advice already."""
+    """Return advice about the setting that the run has; "" if it has none of them, or follows the advice already."""
     verb, asked = about["verb"], dict(one.partition("=")[::2] for one in about["keys"].split(" | "))
     if settings is None:
         return f"{about['before']}{verb} {about['keys'].replace(' | ', ' or ')}{about['after']}"

@@ -126,7 +126,7 @@ class Answers:
         return Found(total, list(self._listed(self._read(places))), share, sorted(parts))
 
     def rewards(self, kind: str) -> dict[str, Any]:
-        """Return how many answers of a kind have which reward at which step: a row for every few steps, in it a number
+        """Return a histogram of rewards over steps for answers of a kind: a row for every few steps, in it a count
         for each of `bins` equal stretches from `low` to `high`."""
         if not self.path.exists():
             return {"total": 0, "indexed": 1.0}
@@ -182,7 +182,7 @@ class Answers:
                 yield at, file.readline(LONGEST)
 
     def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
-        """Yield the answers of a list. Raises UnreadableError if they have more than MOST bytes."""
+        """Parse the lines of answers, without fields by token. UnreadableError if they have more than MOST bytes."""
         size = 0
         for at, line in lines:
             if (size := size + len(line)) > MOST:
@@ -204,7 +204,7 @@ class Answers:
             return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
 
     def _follow_on(self) -> threading.Thread:
-        """Continue the index in the background."""
+        """Start a thread that continues the index, unless one is running; return the thread."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._follow, name="answers", daemon=True)
@@ -236,7 +236,7 @@ class Answers:
             self.failed = error
 
     def _same(self, database: sqlite3.Connection) -> bool:
-        """True if the file still has the line that was indexed last: a resumed run removes lines and writes others."""
+        """True if the line that was indexed last is unchanged; a resumed run removes lines and writes others."""
         read, at = int(_value(database, "read")), int(_value(database, "at"))
         if not read:
             return True

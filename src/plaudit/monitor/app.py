@@ -111,7 +111,7 @@ class RunsReader:
 
 
 def question(given: Given) -> Query:
-    """Read a question from an address. Raises ValueError if something that must be a number is not."""
+    """Read a query from a URL's parameters. Raises ValueError if one that must be a number is not."""
 
     def number(name: str) -> float | None:
         return float(given[name]) if given.get(name) else None
@@ -132,7 +132,7 @@ def question(given: Given) -> Query:
 
 
 def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: str | None = None) -> ASGIApp:
-    """Return the page of a folder of runs as an ASGI application. `names` are this server's."""
+    """Return the page of a folder of runs as an ASGI application. `names`: host names that requests may use."""
     reader = RunsReader(folder)
     asked = (
         reader.runs,
@@ -173,7 +173,7 @@ def _file(request: Request) -> Response:
 
 
 def _json(ask: Callable[[Given], Any]) -> Callable[[Request], Response]:
-    """Answer in one of Starlette's threads, since reading a file takes time."""
+    """Return an endpoint, which Starlette runs in a thread: `ask`'s result as JSON, or status 404 or 400."""
 
     def answer(request: Request) -> Response:
         try:

@@ -82,7 +82,7 @@ class Reporter:
         self._steps.add(line)
 
     def _shown(self, text: str) -> Any:
-        """Return the text; for a terminal with colours, and with lines of its width."""
+        """Return the text; for a terminal, a rich Text with colours and lines that fit its width."""
         if not self.console.is_terminal:
             return text
         from rich.text import Text
@@ -100,7 +100,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
-        """Write the error that ends the run inside to the log; its caller reports it on the terminal."""
+        """If the block raises, write the error to the log and let it pass; the caller prints it."""
         try:
             yield
         except BaseException as error:
@@ -129,7 +129,7 @@ class Reporter:
                 file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 
     def track(self, title: str, total: int, *, done: int = 0) -> ProgressBar:
-        """A bar for `total` units of work, `done` of them finished; use as a context manager."""
+        """Return a bar for `total` units of work, `done` of them finished; use it as a context manager."""
         return ProgressBar(self, title, total, done)
 
     def _open_bar(self) -> Bar:
@@ -168,7 +168,7 @@ class _Visible:
 
 
 class ProgressBar:
-    """One stretch of work with a known end."""
+    """The progress of work with a known number of units; shown as a bar on a terminal only."""
 
     def __init__(self, reporter: Reporter, title: str, total: int, done: int):
         self.reporter, self.title, self.total, self.done = reporter, visible(title, line=True), total, done
@@ -250,7 +250,7 @@ def fitted(line: str, width: int) -> Text:
 
 
 def clock(seconds: float) -> str:
-    """12:34, or 1:02:03 from an hour on."""
+    """Format seconds as 12:34, or 1:02:03 from an hour on; "?" for NaN."""
     if seconds != seconds:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

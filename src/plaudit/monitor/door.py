@@ -1,4 +1,4 @@
-"""Who may read the page: a Starlette middleware around it.
+"""Starlette middleware that decides which requests may read the page.
 
     request -> no foreign Origin, GET, the token for data -> the application, with strict headers
 
@@ -34,7 +34,7 @@ STRANGER = PlainTextResponse("unknown Host: give the server --allow-host for thi
 
 @dataclass(frozen=True)
 class Door:
-    """Lets only requests of our own page through. `token`: asked for data, if there is one."""
+    """Passes only requests of our own page. `token`: what requests for data must have; None: no token is needed."""
 
     app: ASGIApp
     token: str | None = None
@@ -48,7 +48,7 @@ class Door:
         await (self._refused(Request(scope)) or self.app)(scope, receive, with_headers)
 
     def _refused(self, request: Request) -> Response | None:
-        """The answer to a request that is refused, with its reason, or None."""
+        """Return the response that refuses a request, with the reason; None if the request is allowed."""
         own = f"http://{request.headers['host']}"
         if any(origin != own for origin in request.headers.getlist("origin")):
             return PlainTextResponse("pages of others are not served: the request has another Origin", 403)

@@ -1,4 +1,4 @@
-"""What each worker of a run did when: `events.jsonl`, one line a stretch of time.
+"""Record what each worker of a run does when: `events.jsonl`, one line a stretch of time.
 
     {"worker": "rollout worker 1", "phase": "samples", "begin": 1764000000.12, "end": 1764000003.4, "version": 7}
 
@@ -51,7 +51,7 @@ class Events(JsonLines):
 
     @contextmanager
     def doing(self, worker: str, phase: str) -> Iterator[None]:
-        """A `Doing`. Requests at the same time are one stretch."""
+        """Record a stretch while the block runs (a `Doing`). Requests of a worker that overlap are one stretch."""
         self._count()
         lane = self._lanes.setdefault((worker, phase), Lane(self.clock(), self.version))
         lane.requests += 1
@@ -65,7 +65,7 @@ class Events(JsonLines):
                 self.add(worker, phase, lane.begin, self.clock(), lane.version)
 
     def _count(self) -> None:
-        """Add the time since the last change to what is done now: sampling, or else rewards, but no evaluation."""
+        """Count the time since the last call as sampling, else as rewards, by what runs now; not during evaluation."""
         now, phases = self.clock(), {phase for _, phase in self._lanes}
         phase = next((one for one in self._spent if one in phases and "evaluates" not in phases), None)
         if phase is not None:

@@ -69,7 +69,7 @@ def shell() -> str:
 
 
 def _key(what: str, given: Mapping[str, str]) -> str:
-    """The name of an answer, as base.js makes it."""
+    """Return the key of a server's answer, as base.js makes it."""
     return json.dumps([what, *sorted(given.items())], ensure_ascii=False, separators=(",", ":"))
 
 
@@ -81,6 +81,6 @@ def _joined(carried: Mapping[str, Any]) -> str:
 
 
 def _hashes(texts: Sequence[str]) -> str:
-    """Names of our own scripts or styles, as a policy has them."""
+    """Return the SHA-256 sources that a content security policy needs to allow these scripts or styles."""
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

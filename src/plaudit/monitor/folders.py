@@ -56,7 +56,7 @@ _TOLD = re.compile(
 
 
 def address_of_run(folder: Path) -> str:
-    """Where a browser finds a run while its parent folder is served on this machine."""
+    """Return the URL of a run's page while `plaudit monitor --serve` serves its parent folder on the usual port."""
     return f"http://127.0.0.1:{PORT}/#{urlencode({'run': folder.name})}"
 
 
@@ -98,7 +98,7 @@ def changed(folder: Path) -> float:
 
 
 def _stat(path: Path) -> tuple[float, int]:
-    """When a file was last written, and its size; zeros if it is not there."""
+    """Return when a file was last written (seconds since 1970) and its size; zeros if it cannot be found."""
     try:
         found = path.stat()
     except OSError:
@@ -120,7 +120,7 @@ def summary(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    """How a run goes, by its log."""
+    """Return a run's state, step, number of steps and last line, from its log."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
     kind, why = told[-1] if (told := _TOLD.findall(log)) else ("", "")
@@ -178,7 +178,7 @@ class Followed:
         self._lock = threading.Lock()
 
     def look(self) -> list[dict[str, Any]]:
-        """Return all records so far. Raises UnreadableError for what is no file of records, or too large for one."""
+        """Return all records so far; [] without a file. Invalid lines are skipped. UnreadableError if too large."""
         with self._lock:
             if not self.path.exists():
                 return []
@@ -205,7 +205,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def joined(records: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return records by step, with what others say of the same step. Those without a step are left out."""
+    """Merge `more` into `records` by step, in the order of steps. Records without a finite step are left out."""
     found: dict[float, dict[str, Any]] = {}
     for one in records:
         if (step := finite(one.get("step"))) is not None:

@@ -53,7 +53,7 @@ class Alarm:
 
 
 class Ledger:
-    """What health.jsonl says of each sign, as one entry.
+    """Sums up the warnings in health.jsonl: one entry for each sign.
 
         {"step": 20, "last": 54, "count": 31, "sign": "clipping", "severity": 1.9, "saw": ..., "why": ..., ...}
 
@@ -68,7 +68,7 @@ class Ledger:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> bool:
-        """Add a line of the file. True if it says what no line said before, whatever its numbers."""
+        """Add a line of the file. Return True if its `saw` is new for the sign, numbers aside."""
         step, sign = record.get("step"), str(record.get("sign"))
         before = self.entries.get(sign)
         count = 1 if before is None else before["count"] + 1
@@ -80,7 +80,7 @@ class Ledger:
         return new
 
     def spans(self, step: int) -> list[str]:
-        """A line for each sign but those that were there at this step only."""
+        """Return a line for each sign, without those that first appeared at `step`."""
         return [f"{_span(one)}: {one.get('saw', '')}" for one in self.entries.values() if one["step"] != step]
 
 
@@ -190,8 +190,8 @@ def _memory(figures: Mapping[str, Any]) -> Alarm:
 
 
 def _misplanned(history: History, planned: Mapping[str, float]) -> Alarm:
-    """Steps take longer than planned: the part with most of it is named. The first step, which warms up, is left
-    out."""
+    """Warn if steps take longer than planned, and name the part with the largest excess. The first step, which warms
+    up, is left out."""
     step = history["time/step"]
     now, part, more = (median(step.latest[-RECENT:]) if step.count > RECENT else 0.0), "", 0.0
     for name in ("generate", "rewards", "learn"):

@@ -48,7 +48,7 @@ class StepTable:
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str]]:
-    """The columns of a line: label, value."""
+    """Yield the columns of a line as (label, value)."""
     for cell in re.split(" {2,}", line.strip()):
         label, _, value = cell.rpartition(" ")
         yield label, value

@@ -151,7 +151,7 @@ def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point
 def page(
     title: str, *, curves: Curves, steps: int, processes: Sequence[ProcessStatus], ended: str = "", paused: str = ""
 ) -> str:
-    """Return the whole page. Without `ended` the browser reloads it every few seconds. `paused`: what the run waits
+    """Return the page as HTML. Without `ended` the browser reloads it every few seconds. `paused`: what the run waits
     for."""
     return rendered(
         "run",
@@ -169,7 +169,7 @@ def page(
 
 
 def closed(text: str, why: str) -> str:
-    """Close the page of a run that ended without updating it: no remaining time, no reload."""
+    """Return the page's text with `why` the run ended, without remaining time and reload; unchanged if it has ended."""
     if REFRESH not in text:
         return text
     before, _, rest = text.replace(REFRESH, "", 1).partition("<p>")
@@ -179,7 +179,7 @@ def closed(text: str, why: str) -> str:
 
 
 def _as_of() -> str:
-    """The time of writing. After a killed run, it is the only sign on the page that the run has ended."""
+    """Return the time of writing as HTML; after a killed run, only this shows on the page that the run has ended."""
     return f" <small>as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}</small>"
 
 

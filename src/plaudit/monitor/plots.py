@@ -125,8 +125,8 @@ def draw(
 ) -> list[Path]:
     """Write `<plot_type>.png` for the runs under `log_dir` into `out` (default: `log_dir`/plots); return the files.
 
-    `say` gets a line for each run that cannot be read and is left out. "all" draws what there is; a type that is asked
-    for and has no figures is an error.
+    `say` gets a line for each run that cannot be read and is left out. "all" draws every type that has
+    figures. Raises ValueError if there is nothing to draw.
     """
     if plot_type not in PLOT_TYPES:
         raise ValueError(f"plot_type={plot_type!r} is unknown. Choose one of: {', '.join(PLOT_TYPES)}.")
@@ -146,13 +146,13 @@ def draw(
 
 
 def draw_together(runs: Sequence[PlottedRun], path: Path) -> Path | None:
-    """Write one picture of all that these runs recorded; None if that is nothing."""
+    """Write one picture with a panel for each recorded quantity, and return its path; None if there is none."""
     panels = [panel for name in PLOT_TYPES if name != "all" for panel in _panels(name, runs)]
     return _save(panels, path) if panels else None
 
 
 def find_runs(log_dir: Path, say: Callable[[str], None] = print) -> list[PlottedRun]:
-    """Every run in the folder or below it, in the order in which they began. `say` gets why others are left out."""
+    """Return the runs in the folder or below it, oldest first. `say` gets the reasons why runs are left out."""
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
     files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
@@ -177,7 +177,7 @@ def find_runs(log_dir: Path, say: Callable[[str], None] = print) -> list[Plotted
 
 
 def _began(metrics: Path) -> str:
-    """When a run began, by its log; without one, when its figures were last written."""
+    """Return the time at which a run began, by its log; without one, when its figures were last written."""
     try:
         with opened(metrics.parent / LOG) as log:
             stamp = log.read(19).decode()
@@ -243,7 +243,7 @@ def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
 
 
 def _policy_unit(run: PlottedRun) -> str:
-    """The unit of what the policy minimised, found from the figures beside it."""
+    """Name the unit of the policy's loss, inferred from the run's other figures."""
     if run.curve("margin").steps:  # online DPO too, which has rewards
         return "nats per pair"
     if run.curve("accuracy").steps:  # of answers that were called good or bad one by one
@@ -298,5 +298,5 @@ def _fill(axes: Axes, panel: Panel) -> None:
 
 
 def _plain(name: str) -> str:
-    """A run's name as matplotlib shows it: a dollar would begin a formula."""
+    """Escape dollars, with which matplotlib would begin a formula."""
     return name.replace("$", r"\$")

@@ -80,7 +80,7 @@ class Samples:
             self._begun = self._size
 
     def room(self, step: int) -> int:
-        """Most bytes that a step may take, but for groups that are recorded in any case."""
+        """Most bytes that a step may take, besides groups that are recorded in any case (`guaranteed`)."""
         return max(0, self._limit(step) - self._size)
 
     def _limit(self, step: int) -> int:
@@ -150,7 +150,7 @@ def answer_of(path: Path, place: int, line: bytes) -> dict[str, Any]:
 
 
 def _stretch(line: bytes) -> Stretch | None:
-    """Read a line of the index; None if it is none."""
+    """Parse a line of the index; None if it is invalid."""
     try:
         one = Stretch(**record(line))
     except (ValueError, TypeError):

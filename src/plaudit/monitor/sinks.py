@@ -64,12 +64,12 @@ class JsonLines:
 
 
 def as_line(record: Mapping[str, Any]) -> str:
-    """A record as a line of JSON without control characters. Numbers that are not finite are null."""
+    """Encode a record as a line of JSON, control characters escaped. Numbers that are not finite become null."""
     return visible(_encoded(record)) + "\n"
 
 
 def as_json(values: Any) -> bytes:
-    """Plain values as JSON. Numbers that are not finite are null."""
+    """Encode plain values as JSON in UTF-8. Numbers that are not finite become null."""
     return _encoded(values).encode("utf-8", "backslashreplace")  # lone surrogates as JSON writes them
 
 
@@ -82,7 +82,7 @@ def _encoded(values: Any) -> str:
 
 def read_jsonl(path: Path, most: float = math.inf) -> list[dict[str, Any]]:
     """Read every whole record of a file, which may still be written to: a torn last line is left out. Raises ValueError
-    for a line that is none, and for more than `most` bytes."""
+    for a line that is no JSON object, and for a file of more than `most` bytes."""
     found = content(path, most)
     lines = found.splitlines()
     if lines and not found.endswith(b"\n") and not _whole(lines[-1]):
@@ -102,7 +102,7 @@ def read_figures(path: Path) -> list[dict[str, Any]]:
 
 
 def _step(line: bytes, path: Path, number: int) -> float:
-    """The record's step; minus infinity without one, so that it is always kept."""
+    """Return the record's step; minus infinity for a record without one, which is therefore kept."""
     return float(_parse(line, path, number).get("step", -math.inf))
 
 
@@ -123,7 +123,7 @@ def _whole(line: bytes) -> bool:
 
 
 def _repair(path: Path) -> None:
-    """End the file in a newline: finish a last line that lacks only that, drop one that is torn."""
+    """End the file in a newline: add it to a whole last line that lacks it, or drop a last line that is torn."""
     content = path.read_bytes() if path.exists() else b""
     if not content or content.endswith(b"\n"):
         return

@@ -80,7 +80,7 @@ def _figures(files: Iterable[Best]) -> dict[str, Any]:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """A run's settings as texts; none if they cannot be read."""
+    """Return a run's settings as texts by key; {} if they cannot be read."""
     try:
         found = settings_of(folder)
         return {

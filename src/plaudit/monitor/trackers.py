@@ -20,7 +20,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, *, failed: bool = False) -> None:
-        """`failed`: the run may continue later, under the same name."""
+        """End the record. `failed`: the run failed and may continue later, under the same name."""
         ...
 
 

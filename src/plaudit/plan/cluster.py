@@ -1,4 +1,4 @@
-"""Every call on devices and in a mesh of its own: the placements of tomorrow, by the same costs.
+"""Cost placements in which every call has devices and a mesh of its own. Such placements cannot run yet.
 
     Costs, devices -> a `Call` of the search with all blocks and meshes -> Problem
 
@@ -23,7 +23,7 @@ Sized = Callable[[int, int], float]
 
 
 def problem_of(costs: Costs, devices: int, room: float, lag: int = 0) -> Problem:
-    """The calls of a step, each after those that it needs, with all placements that the models can be cut to."""
+    """Return a step's calls for the search, each after those that it needs, with all blocks and meshes that fit."""
     work, models = costs.work, {str(one.role): one for one in costs.models}
     calls: list[Call] = []
     add = partial(_add, costs, calls, devices, room)
@@ -91,6 +91,6 @@ def _sharded(size: float, data: int, tensor: int) -> float:
 
 
 def _moved(latency: float, seconds: float, one: Option, other: Option) -> float:
-    """Seconds of weights that come to other devices or another mesh: each fetches its part."""
+    """Seconds in which weights reach other devices or another mesh, each device fetching its part; else 0."""
     same = (one.first, one.count, one.mesh) == (other.first, other.count, other.mesh)
     return 0.0 if same else latency + seconds / (other.mesh or 1)

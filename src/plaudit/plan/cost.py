@@ -1,4 +1,4 @@
-"""What a step of a placed run takes: seconds by call, of the whole step, bytes by process. Formulas only, no torch.
+"""Estimate a step of a placed run: seconds by call and in all, and bytes by process. Formulas only, no torch.
 
     Work, Profile, Placement -> seconds by call -> the step -> Estimate
 
@@ -28,7 +28,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a placement takes."""
+    """Seconds and bytes of a step by one placement."""
 
     placement: Placement
     calls: Mapping[str, float]
@@ -60,7 +60,7 @@ class Costs:
 
     @cached_property
     def models(self) -> list[Model]:
-        """Whole, as one rank would hold them."""
+        """The models of the training ranks, each whole on one rank."""
         whole = replace(self.settings, runtime=replace(self.settings.runtime, placement={}))
         return models_of(whole, Mesh())
 
@@ -73,7 +73,7 @@ class Costs:
         return judges_of(self.settings)
 
     def config_of(self, role: str) -> DecoderConfig:
-        """A role's sizes; those of the policy for a reference that is the policy without its adapters."""
+        """A role's configuration; the policy's for a reference that is the policy without its adapters."""
         found = {str(one.role): one.layout.config for one in self.models}
         return (found | {f"judge {number}": config for number, config in self.judges.items()}).get(role, self.policy)
 
@@ -105,7 +105,7 @@ class Costs:
         return found
 
     def generate(self, at: Placement, tensor: int = 1, *, flowing: bool = False) -> float:
-        """From a step's first token to its last one, by the slowest worker. `flowing`: of a worker whose slots further
+        """Seconds from a step's first to its last token, by the slowest. `flowing`: of a worker whose slots further
         steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
         prefill, decode = self.profile.passes["policy/score"], self.profile.decode
         summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency if tensor > 1 else 0.0
@@ -124,7 +124,7 @@ class Costs:
         return times * sum((seconds(one * AHEAD) - seconds(one)) / (AHEAD - 1) for one in batches) / len(batches)
 
     def _rewards(self, at: Placement) -> dict[str, float]:
-        """Judges and other rewards. A judge without processes of its own is in the run's process, on all cores."""
+        """Seconds by reward. A judge without processes of its own is in the run's process, on all cores."""
         found, work, s = {}, self.work, self.settings
         for number, reward in enumerate(s.rewards):
             if reward.kind == "judge":
@@ -141,7 +141,7 @@ class Costs:
         return self._called(at) + self._pass(at, f"{role}/score", share.cut(self.work.score), moves=1)
 
     def _trains(self, at: Placement, role: str, share: Amounts) -> float:
-        """All updates of a step."""
+        """Seconds of all updates of a step for one role."""
         epochs, parts = self.work.updates
         part = share.times(1 / parts).cut(self.work.micro)
         model = next(one for one in self.models if one.role == role)
@@ -172,7 +172,7 @@ class Costs:
         return seconds
 
     def line(self, name: str, ranks: int) -> Line:
-        """Between more ranks than a machine has devices, the network's."""
+        """The named line; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
         lines = self.profile.lines
         name = "network" if "network" in lines and ranks > self.profile.devices else name
         return lines.get(name, lines["all_reduce"])
@@ -209,8 +209,8 @@ class Costs:
         return step, min(generate, step) * workers + used
 
     def _at_once(self, at: Placement, by_role: Mapping[str, float], what: str) -> float:
-        """Seconds of the scores of a step, or of its training: models on the same ranks take turns, others do not wait
-        for each other."""
+        """Seconds of the scores of a step, or of its training: models on the same ranks take turns, those on
+        different ranks work at the same time."""
         worker_groups: dict[tuple[str, ...], float] = {(): 0.0}
         for name, seconds in by_role.items():
             role, _, kind = name.rpartition(" ")
@@ -220,11 +220,11 @@ class Costs:
         return max(worker_groups.values())
 
     def _tail(self, generate: float, rewards: float) -> float:
-        """Rewards that are left when the last answer ends: the driver scores answers while others are generated."""
+        """Seconds of rewards left when the last answer ends: the driver scores answers while others are generated."""
         return max(rewards - generate / 2, rewards / 8)
 
     def _crowding(self, at: Placement, threads: int) -> float:
-        """By how much work takes longer beside work on other cores."""
+        """Factor by which work takes longer beside work on other cores."""
         if self.profile.gpu or self.devices == 1 or threads <= at.threads:
             return 1.0
         beside = min(1.0, (threads - at.threads) / max(1, self.devices - at.threads))
@@ -233,7 +233,7 @@ class Costs:
     # --- one call in a mesh of its own (`cluster.py`)
 
     def passes(self, name: str) -> Callable[[int, int], float]:
-        """Seconds of a call without gradients in a mesh of data times tensor devices."""
+        """Return a function (data, tensor) -> seconds of a call without gradients on a mesh of these sizes."""
         work = self.work
 
         def seconds(data: int, tensor: int) -> float:
@@ -243,7 +243,7 @@ class Costs:
         return seconds
 
     def training(self, role: str) -> Callable[[int, int], float]:
-        """Seconds of all of a role's updates, over shards."""
+        """Return a function (data, tensor) -> seconds of all of a role's updates, sharded over data."""
 
         def seconds(data: int, tensor: int) -> float:
             at = Placement(ray=True, ranks=data, tensor=tensor, sharded=data > 1)
@@ -252,7 +252,7 @@ class Costs:
         return seconds
 
     def activations(self, data: int, tensor: int) -> float:
-        """Bytes of a pass with gradients."""
+        """Bytes of activations of a pass with gradients, on one device."""
         return self._token() * min(self.work.share(data).tokens / self.work.updates[1], self.work.micro) / tensor
 
     # --- memory
@@ -327,5 +327,5 @@ class Costs:
 
 
 def _ring(ranks: int) -> float:
-    """Share of the bytes that each rank sends and receives in a ring."""
+    """Bytes that each rank sends in a ring all-reduce, over the bytes of the tensor."""
     return 2 * (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""What each process holds of a recipe's models, and what it needs besides: bytes by part, by arithmetic. No torch.
+"""Compute the bytes that each rank holds of a recipe's models, by part, and gathers in a pass. No torch.
 
 recipe -> configurations by role; mesh -> Layout -> bytes a rank by part
 """
@@ -118,7 +118,7 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
 
 
 def critic_of(settings: Settings, policy: DecoderConfig) -> DecoderConfig:
-    """The critic's: that of its folder, or of the first judge with the policy's vocabulary, or the policy's."""
+    """The critic's configuration: its folder's, else the first judge's with an equal vocab_size, else the policy's."""
     if settings.critic.path:
         return config_of(settings, settings.critic.path)
     judges = (config for config in judges_of(settings).values() if config.vocab_size == policy.vocab_size)
@@ -126,7 +126,7 @@ def critic_of(settings: Settings, policy: DecoderConfig) -> DecoderConfig:
 
 
 def judges_of(settings: Settings) -> dict[int, DecoderConfig]:
-    """The configurations of the run's judges, by their place in `rewards`."""
+    """The configurations of the run's judges by their index in `rewards`; {} if the run does not sample."""
     judges = {number: one.path for number, one in enumerate(settings.rewards) if one.kind == "judge" and one.path}
     return {number: config_of(settings, path) for number, path in judges.items()} if settings.samples else {}
 

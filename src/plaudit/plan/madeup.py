@@ -13,7 +13,7 @@ from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Scor
 
 
 class MadeUp:
-    """The rows of a run's method, with an objective's answers about them."""
+    """Makes groups, items and batches of a run's method, and counts what they take."""
 
     def __init__(self, job: Job):
         self.settings, self.objective, self.online = job.settings, job.objective, job.settings.samples
@@ -22,11 +22,11 @@ class MadeUp:
         self._asked: Any = job.objective
 
     def draws(self) -> list[Any]:
-        """How each answer to a prompt is drawn."""
+        """Return how each answer to a prompt is sampled."""
         return list(self._asked.plan(self.settings.rollout.draw()))
 
     def prompts(self) -> tuple[int, int]:
-        """A middle length and the longest."""
+        """Return the median and the largest length of the data's prompts, in tokens."""
         lengths = sorted(len(item.tokens) for item in self.items)
         return lengths[len(lengths) // 2], lengths[-1]
 
@@ -73,7 +73,7 @@ class MadeUp:
         return Batch.of(rows, unit=self.objective.unit)
 
     def weighed(self, batch: Batch) -> Batch:
-        """An annotated batch as a learner gets it."""
+        """Return an annotated batch with advantages and weights, as a learner gets it."""
         return self.objective.weigh(self._asked.credit(batch, {})[0].trained() if self.online else batch)
 
     def learned(self, groups: Sequence[Any]) -> Amounts:
@@ -89,6 +89,6 @@ def asked_of(group: Group) -> Shape:
 
 
 def shape_of(item: Sequence[Row]) -> Shape:
-    """An item of an offline method: its rows share what is before their first trained tokens."""
+    """Return an offline item's shape: its rows share the tokens before the first trainable one of any row."""
     first = min(row.trainable.index(True) if any(row.trainable) else len(row.tokens) for row in item)
     return first, tuple(len(row.tokens) - first for row in item)

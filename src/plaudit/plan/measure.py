@@ -278,7 +278,7 @@ class _Measured:
 
 
 def processor() -> str:
-    """The processor's name, as the system tells it."""
+    """The processor's name in /proc/cpuinfo; "CPU" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -287,7 +287,7 @@ def processor() -> str:
 
 
 def meeting() -> dict[str, Any]:
-    """What sums between two processes take by gloo, and by how much work takes longer beside work on another core."""
+    """Time gloo collectives between two processes. `crowded` is the slowdown by work on another core."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("meeting.py"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)

@@ -1,4 +1,4 @@
-"""Two processes that meet in collectives: `python -P meeting.py` prints what these take, as JSON. Imports only torch.
+"""Time collectives between two processes: `python -P meeting.py` prints the results as JSON. Imports only torch.
 
 `-P` keeps this folder's names, such as `profile`, from standing for those of the standard library.
 """
@@ -67,7 +67,7 @@ def _seconds(work: Callable[[int], None], size: int) -> float:
 
 
 def _products() -> float:
-    """Products a second of matrices that no cache holds."""
+    """Return how many products of 1024 x 1024 matrices this process computes a second."""
     left = torch.ones(1024, 1024)
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < WORK:

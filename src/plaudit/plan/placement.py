@@ -1,4 +1,4 @@
-"""Where the calls of a run can be today: what its settings may say of processes, and the usual ways to choose.
+"""List the placements that a run's settings can express today, and choose the usual ones by hand.
 
 settings, devices -> Placement, ... -> the same settings, placed
 """
@@ -32,7 +32,7 @@ class Apart:
         return self.roles[0]
 
     def said(self) -> dict[str, Any]:
-        """As `runtime.placement` says it."""
+        """Return these roles' entries of `runtime.placement`."""
         mesh = {"mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
         own = {self.name: {"workers": self.ranks} | mesh}
         return own | {role: {"inside": self.name} for role in self.roles[1:]}
@@ -60,7 +60,7 @@ class Placement:
     apart: tuple[Apart, ...] = ()
 
     def overrides(self) -> dict[str, Any]:
-        """The settings that say it."""
+        """Return the settings of this placement, by their keys."""
         found: dict[str, Any] = {"runtime.kind": "ray" if self.ray else "local", "rollout.max_lag": self.lag}
         if self.ray:
             found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
@@ -70,11 +70,11 @@ class Placement:
         return found | {"threads": self.threads}
 
     def words(self) -> list[str]:
-        """As overrides of the command line."""
+        """Return `overrides` as arguments of the command line."""
         return [f"{key}={str(value).replace(chr(39), '').lower()}" for key, value in self.overrides().items()]
 
     def placed(self, s: Settings) -> Settings:
-        """The same run, so placed."""
+        """Return the run's settings with this placement."""
         strategy = "fsdp" if self.sharded else "replicate"
         ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": self.mesh}
         runtime = replace(
@@ -90,14 +90,14 @@ class Placement:
 
     @property
     def where(self) -> dict[str, Any]:
-        """As `runtime.placement` says it."""
+        """The value of `runtime.placement`."""
         found: dict[str, Any] = {**SHARED} if self.shared else {}
         for one in self.apart:
             found |= one.said()
         return found
 
     def of(self, role: str) -> Placement:
-        """The same with the ranks that have a role's model as those that train."""
+        """Return the placement with the ranks of a role's model as training ranks; itself if the role is not apart."""
         own = next((one for one in self.apart if role in one.roles), None)
         return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, context=1, apart=())
 
@@ -108,7 +108,7 @@ class Placement:
 
     @property
     def shards(self) -> int:
-        """Ranks with other rows of each weight, if sharded, and whose gradients are summed."""
+        """Ranks whose gradients are summed; if sharded, each holds different rows of every weight."""
         return self.ranks * self.context
 
     @property
@@ -137,7 +137,7 @@ class Placement:
 
 
 def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
-    """What the settings say now."""
+    """Return the placement that the settings have now."""
     runtime, ray = s.runtime, s.runtime.kind == "ray"
     workers = s.rollout.workers_range[0] if s.samples else 0
     shared = ray and s.samples and (runtime.shares or runtime.inside)
@@ -171,8 +171,8 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
 def placements(
     s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
 ) -> Iterator[Placement]:
-    """Everything that the settings can say on this many devices, with their context axis. A process has one GPU, or an
-    equal share of the cores."""
+    """Yield all placements that settings can express on the devices, keeping the context axis. A process has one GPU or
+    an equal share of the cores."""
     context = s.runtime.context
     for lag in lags if s.samples else (0,):
         if not gpu or devices == 1:
@@ -188,12 +188,12 @@ def placements(
 
 
 def counts(most: int) -> list[int]:
-    """Numbers of ranks that are tried: all few, and of many those of at most three binary digits."""
+    """Numbers of ranks to try, up to `most`: all up to 16, beyond those with at most two binary ones, and `most`."""
     return [n for n in range(1, most + 1) if n <= 16 or n.bit_count() <= 2 or n == most]
 
 
 def _beside(s: Settings, devices: int, mesh: Placement, *, gpu: bool) -> Iterator[Placement]:
-    """Ranks, and rollout workers on what they leave, or with them."""
+    """Yield `mesh` with rollout workers on the devices that ranks leave, or on the ranks' devices."""
     trained = mesh.trains_on
 
     def threads(processes: int) -> int:
@@ -213,7 +213,7 @@ def _beside(s: Settings, devices: int, mesh: Placement, *, gpu: bool) -> Iterato
 
 
 def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:
-    """Reference and critic with the policy, or on some of the rest of the devices: each, or both."""
+    """Yield the roles that leave the training ranks, for 1 to `rest` ranks: none, critic, reference, or both."""
     yield ()
     asks = {role.value for role in s.objective.asks}
     moves = {"critic"} if s.reference.ema else {"critic", "reference"}
@@ -225,7 +225,7 @@ def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:
 
 
 def symmetric(found: list[Placement], now: Placement) -> Placement | None:
-    """All calls on all devices in turn, in one mesh: of ranks that rollout workers share, those with most data."""
+    """Choose all calls in turn on shared devices: most ranks, then most data-parallel ones; None if there are none."""
     alike = [one for one in found if one.ray and (one.shared or not one.workers) and not (one.lag or one.apart)]
     return max(alike, key=lambda one: (one.trains_on, one.ranks, not one.sharded), default=None)
 

@@ -1,4 +1,4 @@
-"""What a machine takes for each kind of work, as measured or by its data sheet: coefficients, kept as JSON. No torch.
+"""Seconds a machine takes for each kind of work, measured or by data sheet: coefficients, kept as JSON. No torch.
 
 a pass    = a + b tokens + c sum of squared lengths + d tokens that pass the head
 decoding  = alpha steps + beta rows + gamma context, summed over steps
@@ -26,7 +26,7 @@ class Curve:
     threads: int = 1
 
     def seconds(self, numbers: Sequence[float], threads: int) -> float:
-        """Between the two, a part of the work is spread over threads (Amdahl)."""
+        """Seconds on so many threads; between one and `self.threads`, part of the work is spread (Amdahl)."""
         alone, together = (sum(map(float.__mul__, map(float, numbers), way)) for way in (self.one, self.all))
         if threads <= 1 or self.threads <= 1:
             return alone
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of moving bytes."""
+    """A link between processes: moving bytes takes latency + bytes / bandwidth."""
 
     latency: float
     bandwidth: float
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Profile:
-    """One machine, for the models of one recipe."""
+    """The costs of one machine for the models of one recipe."""
 
     hardware: str
     devices: int

@@ -1,4 +1,4 @@
-"""What `plaudit plan` says: the recipe's own placement, others beside it, the bottleneck, and what would help most.
+"""The report of `plaudit plan`: the recipe's own placement, others beside it, the bottleneck, and what would help most.
 
 Costs, Placement -> Estimates of all placements -> Outcome -> lines for people, values for JSON
 """
@@ -95,14 +95,14 @@ class Outcome:
 
     @cached_property
     def bottleneck(self) -> tuple[str, float]:
-        """The call with most seconds, and its share of all calls'."""
+        """The call that takes most seconds, and its share of the seconds of all calls."""
         calls = self.now.calls
         name = max(calls, key=lambda one: calls[one])
         return name, calls[name] / sum(calls.values())
 
     @cached_property
     def advice(self) -> tuple[str, float] | None:
-        """The one change of settings after which a step is shortest, if one saves 3 %, and its seconds."""
+        """The change that gives the shortest step, and its seconds; None below 3 % or on a busy machine."""
         tried = {" ".join(self._changed(one.placement)): one.step for one in self.others}
         tried |= {
             words: Costs(s, self.profile, self.costs.devices).estimate(at).step for words, s, at in self._changes()

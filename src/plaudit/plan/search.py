@@ -1,4 +1,4 @@
-"""The best placement of calls on a cluster's devices: dominance, branch and bound, and annealing for large problems.
+"""Find the best placement of calls on devices: dominance, branch and bound, and annealing for large problems.
 
     calls with options (devices, mesh, seconds, bytes) -> bounds -> branch and bound -> Found
 
@@ -106,7 +106,7 @@ class Problem:
     # --- a plan
 
     def ends(self, plan: Sequence[Option]) -> list[float]:
-        """When each call of a plan, or of its beginning, ends: calls are given their devices in order."""
+        """Return the second at which each call of a whole or partial plan ends. Calls get devices in their order."""
         found: list[float] = []
         for number, one in enumerate(plan):
             start = max((found[k] for k in self.before[number]), default=0.0)
@@ -162,8 +162,8 @@ class Problem:
         return [sum(least[number:]) for number in range(len(least) + 1)]
 
     def bound(self, plan: Sequence[Option]) -> float:
-        """Seconds that a step takes at least with this beginning: others take the least that they can, wait only for
-        results, and fill all devices."""
+        """Return a lower bound of a step's seconds with this partial plan: each further call takes its least time and
+        waits only for results, and the work fills all devices."""
         ends = self.ends(plan)
         for number in range(len(plan), len(self.calls)):
             start = max((ends[k] for k in self.before[number]), default=0.0)
@@ -190,7 +190,7 @@ def _where(one: Option) -> tuple[int, int]:
 
 
 def best(problem: Problem, *, seed: int = 0, nodes: int = NODES) -> Found | None:
-    """The fastest plan that fits; None if none does. Proved up to SMALL devices, and beyond if `nodes` suffice."""
+    """Return the fastest plan that fits; None if none does. Proved up to SMALL devices; beyond, if `nodes` suffice."""
     if not all(call.options for call in problem.calls):
         return None
     annealed = _annealed(problem, seed) if problem.plans > MANY else None
@@ -229,14 +229,14 @@ class _Search:
                 self.go(further)
 
     def _next(self, plan: Sequence[Option]) -> Iterator[Option]:
-        """The next call's options, one of blocks that are the same."""
+        """Yield the next call's options, on one block of each kind (`unlike`)."""
         options = self.problem.by_block[self.problem.calls[len(plan)].name]
         for block in unlike(plan, self.problem.devices):
             yield from options.get(block, ())
 
 
 def unlike(plan: Sequence[Option], devices: int) -> Iterator[tuple[int, int]]:
-    """Aligned blocks, one of each kind: two halves of a block are the same if the same calls cover each whole."""
+    """Yield aligned blocks, one of each kind: halves of a block are alike if the same calls cover each whole."""
     first, size = 0, 1 << (devices.bit_length() - 1)
     while size:
         if first + size <= devices:
@@ -258,7 +258,7 @@ def _within(plan: Sequence[Option], first: int, size: int) -> Iterator[tuple[int
 
 
 def _cover(plan: Sequence[Option], first: int, size: int) -> int | None:
-    """The calls that cover a block, as bits; None if one has a part of it."""
+    """Return the calls that cover a whole block, as bits; None if a call covers only a part of it."""
     found = 0
     for number, one in enumerate(plan):
         if one.first < first + size and first < one.last:
@@ -269,7 +269,7 @@ def _cover(plan: Sequence[Option], first: int, size: int) -> int | None:
 
 
 def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
-    """A good plan: one call at a time changes its option, and changes for the worse become rarer."""
+    """Anneal: change one call's option a turn, and accept worse plans ever more rarely. None if no good plan fits."""
     chance, found = random.Random(seed), list[tuple[float, int, list[Option]]]()
     for begin in _begins(problem):
         plan, seconds = list(begin), _priced(problem, begin)
@@ -291,7 +291,7 @@ def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
 
 
 def _begins(problem: Problem) -> list[list[Option]]:
-    """The two best of: each call where it is fastest, and all calls on as many devices as they can, in one mesh."""
+    """Return two start plans, the best of: each call's fastest option; by mesh, each call on most devices."""
     plans = [[min(call.options, key=lambda one: one.seconds) for call in problem.calls]]
     for mesh in {one.mesh for call in problem.calls for one in call.options}:
         alike = [[one for one in call.options if one.mesh == mesh] for call in problem.calls]
@@ -301,7 +301,7 @@ def _begins(problem: Problem) -> list[list[Option]]:
 
 
 def _priced(problem: Problem, plan: Sequence[Option]) -> float:
-    """What does not fit costs three times as much, so that the way to a better plan may lead through it."""
+    """Seconds of a step, times three if the plan does not fit or is not allowed, so that annealing may pass it."""
     fine = problem.fits(plan) and problem.allowed(plan)
     return problem.seconds(plan) * (1 if fine else 3)
 

@@ -1,4 +1,4 @@
-"""What one step asks for, in plain numbers: passes, tokens, answers. No torch.
+"""Count the work of one step: passes, tokens, answers. No torch.
 
     settings, lengths of prompts and answers -> Work -> Amounts of a pass, decoding steps of an engine
 
@@ -25,7 +25,7 @@ MOST = 512
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a pass's time depends on."""
+    """Counts on which the time of forward (and backward) passes depends."""
 
     passes: float = 0.0
     tokens: float = 0.0
@@ -36,11 +36,11 @@ class Amounts:
     """Tokens that pass the head."""
 
     def times(self, factor: float) -> Amounts:
-        """As many times the rows."""
+        """Return all counts multiplied by `factor`."""
         return Amounts(self.passes * factor, self.tokens * factor, self.squares * factor, self.heads * factor)
 
     def cut(self, most: float) -> Amounts:
-        """The same rows in passes of at most `most` tokens."""
+        """Return the same rows cut into passes of at most `most` tokens, at least one pass."""
         return replace(self, passes=max(1, math.ceil(self.tokens / most)))
 
     @property
@@ -60,7 +60,7 @@ def amounts(shapes: Sequence[Shape], most: float = math.inf) -> Amounts:
 
 @dataclass(frozen=True)
 class Work:
-    """One step."""
+    """The work of one training step."""
 
     sampled: tuple[Shape, ...]
     """What is generated and judged; empty for an offline method."""
@@ -83,7 +83,7 @@ class Work:
         return sum(len(answers) for _, answers in self.sampled) / self.scale
 
     def share(self, ranks: int) -> Amounts:
-        """What the rank with most to do learns from: ranks get whole prompts."""
+        """Return the amounts that the busiest of `ranks` learns from. Each rank gets whole prompts."""
         count = len(self.learned)
         if count / self.scale <= ranks:
             return max((amounts([one]) for one in self.learned), key=lambda one: one.tokens)
@@ -96,7 +96,7 @@ class Work:
         return amounts(max(shares)[2]).times(1 / self.scale)
 
     def batches(self, workers: int) -> tuple[list[tuple[Shape, ...]], float]:
-        """Prompts of some rollout workers, and how many times as many each has to answer."""
+        """Return the prompts of at most four rollout workers, and the factor by which a worker answers more."""
         count = len(self.sampled)
         each = max(1, math.ceil(count / self.scale / workers))
         if each >= count:
@@ -105,7 +105,7 @@ class Work:
 
 
 def work_of(s: Settings, prompts: Sequence[int], answers: Sequence[int], rows: Sequence[Shape]) -> Work:
-    """One step of a run. `prompts`, `answers`: their lengths (no answers: as long as they may be). `rows`: those of
+    """A step's work. `prompts`, `answers`: their lengths (no answers: as long as they may be). `rows`: those of
     an offline method's data."""
     objective: Any = s.objective
     scored = [str(role) for role in ("reference", "critic") if role in objective.asks]
@@ -147,7 +147,7 @@ Decode = Callable[[float, float, float], float]
 
 
 def decoding(shapes: Sequence[Shape], slots: int, decode: Decode, prefill: Callable[[Amounts], float]) -> float:
-    """Seconds in which one engine of `slots` rows answers all prompts, refilling rows as sequences end."""
+    """Estimate the seconds in which one engine of `slots` rows answers all prompts; a row is refilled when it ends."""
     waiting = [(prompt, answer, number) for number, (prompt, answers) in enumerate(shapes) for answer in answers]
     waiting.reverse()
     active: list[tuple[int, int]] = []  # (step at which it ends, its length then)

@@ -70,7 +70,7 @@ from plaudit.types import Group, Role, Stats
 
 
 class Job:
-    """Build the parts of one run, in the order of the methods, and train."""
+    """Builds the parts of one run from its settings, and trains it."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Job:
         refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
     def plan(self) -> Plan:
-        """What training ranks need to know besides the settings."""
+        """Return what training ranks need besides the settings, such as the checkpoint and the sizes of passes."""
         begin = self.restart
         passes = begin.micro_tokens, begin.score_tokens
         folder, intake = self.store.folder.resolve(), self.intake
@@ -131,8 +131,8 @@ class Job:
 
     @property
     def refers_again(self) -> bool:
-        """True if rows are read more than once and the reference is frozen. Its columns are then computed once, before
-        training."""
+        """True if rows are read more than once and not streamed, and the reference is frozen. Its log-probs are then
+        computed once, before training."""
         settings = self.settings
         frozen = Role.REFERENCE in self.objective.asks and not settings.reference.ema and not settings.data.stream
         return frozen and self.total_steps * settings.train.batch_size > self.data.cursor(settings.seed).length
@@ -195,12 +195,12 @@ class Job:
         return cls(settings, folder, Store(folder / records.CHECKPOINTS), None, Reporter(quiet=True))
 
     def executors(self, say: Callable[[str], None], settings: Settings | None = None) -> Executors:
-        """Executors for this job, or for its models by other settings."""
+        """Return `Executors` for `settings`, or else for this job's own settings."""
         return Executors(settings or self.settings, say)
 
     async def train(self, executors: Executors, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
-        """Open an executor and train from the resumed checkpoint. After an error that permits it, start again from
-        where `restart` says."""
+        """Open an executor and train, from the checkpoint to resume if there is one. After an error of GOES_BACK, do so
+        again from where `restart` says, unless it raises the error."""
         try:
             while True:
                 try:
@@ -336,7 +336,7 @@ class Job:
         best: Best,
         progress: Progress,
     ) -> SaveCheckpoint:
-        """The last hook: it saves checkpoints."""
+        """Return the last hook, which saves checkpoints."""
         due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
         more: dict[str, Any] = {"save": executor.save, "written": executor.written, "mirror": executor.mirror}

@@ -31,7 +31,7 @@ def three_views(settings: Settings) -> tuple[dict[str, Any], ...]:
 def differences(
     theirs: Path, values: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
 ) -> list[str]:
-    """List the differences from a run's file. Settings in `free` may differ, except those in `never`."""
+    """List settings that differ from a run's settings.yaml, a line each, except those in `free` but not in `never`."""
     found = compared(theirs, values)
     if found is None:
         return ["its settings cannot be read"]

@@ -78,7 +78,7 @@ class Given:
     def _sections(
         self, folder: Path, say: Callable[[str], None], *, on_ray: bool, named: str | None
     ) -> dict[str, dict[str, str]]:
-        """Store the objects; return the settings that name them, by section. `named`: the settings' own tokenizer."""
+        """Store the objects; return the settings that name them, by section. `named`: model.tokenizer of the recipe."""
         model: dict[str, str] = {}
         data = splits_of(self.data, self.validation)
         if self.model is not None:
@@ -95,7 +95,7 @@ class Given:
 
 
 def is_quiet(recipe: Recipe) -> bool:
-    """True if a recipe says that the terminal stays empty; a file is not read for it."""
+    """True if a recipe has log.quiet=true; False for the path of a recipe, which is not read."""
     return _of(_of(recipe, "log"), "quiet") is True
 
 
@@ -108,7 +108,7 @@ def _kind(runtime: Any) -> Any:
 
 
 def _with(given: Settings | Mapping[str, Any], sections: dict[str, Any], rewards: list[RewardSettings]) -> Settings:
-    """Return the settings with these values in their sections; a recipe is also checked."""
+    """Return the settings with these values in their sections and these rewards added. A mapping is also checked."""
     if isinstance(given, Settings):
         parts = {name: replace(getattr(given, name), **section) for name, section in sections.items()}
         return replace(given, **parts, rewards=[*given.rewards, *rewards])
@@ -160,7 +160,7 @@ def _check_travels(thing: Any, name: str, on_ray: bool) -> None:
 
 
 def _stored(folder: Path, kind: str, save: Callable[[Path], Any]) -> str:
-    """Save into a folder whose name has a digest of its content; return the folder."""
+    """Call `save` with a new folder, rename that to KIND-DIGEST by its content, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
         made = Path(temporary) / kind
@@ -187,7 +187,7 @@ def _digest(folder: Path) -> str:
 
 
 def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
-    """Return the functions by their kind in settings, and the settings of all rewards."""
+    """Return the functions by their `kind` in the settings (given:NAME:DIGEST), and the settings of all rewards."""
     if isinstance(rewards, str | Mapping | RewardSettings) or not isinstance(rewards, Iterable):
         raise SettingsError(f"rewards={_named(rewards)}: give a list: rewards=[{_named(rewards)}]")
     rules: dict[str, Callable[..., Any]] = {}
@@ -236,7 +236,7 @@ def _reward(reward: Any, rules: dict[str, Callable[..., Any]]) -> RewardSettings
 
 
 def _source_digest(function: Any) -> str:
-    """Return a digest of a function's source and of the plain values that it closes over; UNKNOWN for other objects."""
+    """Hash a function's source, defaults and closed-over values; UNKNOWN if they cannot be read as text or JSON."""
     values: list[Any] = []
     if isinstance(function, functools.partial):
         values, function = [function.args, sorted(function.keywords.items())], function.func

@@ -26,8 +26,8 @@ MOST_PASSES = 20
 
 
 class Intake:
-    """Tokenizer, rows and steps of a run. Raises DataError for unusable data, SettingsError for rows that would not
-    fit."""
+    """Tokenizer, rows and steps of a run. Raises DataError for unusable data, SettingsError for rows that are too long
+    for a judge or contain today's date."""
 
     def __init__(self, settings: Settings, objective: Objective, say: Callable[[str], None]):
         self.settings, self.objective = settings, objective
@@ -61,7 +61,7 @@ class Intake:
 
 
 def few_steps(s: Settings, steps: int) -> list[str]:
-    """Doubt that an offline run of few steps learns anything, unless its steps were set."""
+    """Return a warning if an offline run has fewer than FEW steps and `train.steps` is not set; else []."""
     if steps >= FEW or s.train.steps is not None or s.objective.online:
         return []
     more = min(MOST_PASSES, math.ceil(s.train.epochs * ENOUGH / steps))
@@ -70,7 +70,7 @@ def few_steps(s: Settings, steps: int) -> list[str]:
 
 
 def dated(sources: Iterable[SourceReport]) -> list[str]:
-    """Complain about rows that contain today's date, since such a run cannot be repeated or resumed exactly."""
+    """Return an error if a chat template prints today's date, since the run could not be repeated exactly; else []."""
     if not any(source.chat.get("prints_date") for source in sources):
         return []
     return [
@@ -89,8 +89,8 @@ def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
 
 
 def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[str]:
-    """Complain about sequences that are too long for a judge with this vocabulary. Raises ValueError for models that
-    are not judges."""
+    """Return an error for each judge of this vocabulary that has too few positions for the longest sequence. Raises
+    ValueError for models that are not judges."""
     problems = []
     for reward in settings.rewards:
         if reward.kind != "judge":

@@ -25,7 +25,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """The GPUs that this process could use, by the files of their driver."""
+    """Device files of GPUs (/dev/nvidiaN, or dxg), at most as many as CUDA_VISIBLE_DEVICES lists."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) or ["dxg"] * Path("/dev/dxg").exists()
     return (
@@ -38,7 +38,7 @@ def on_gpu(s: Settings) -> bool:
 
 
 def _without_cuda() -> bool:
-    """True if the version of the installed torch is a build for CPUs."""
+    """True if the installed torch is a build for CPUs, by its version; False if torch is absent."""
     try:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:
@@ -46,8 +46,8 @@ def _without_cuda() -> bool:
 
 
 def memory_there(*, gpu: bool) -> float:
-    """Memory of a GPU, or free memory of this machine (or this process's control group), in bytes; infinite if
-    unknown."""
+    """Return bytes of memory: the smallest GPU's total, or what is free on this machine (or in this process's control
+    group). Infinity if unknown."""
     if gpu:
         asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
@@ -59,7 +59,7 @@ def memory_there(*, gpu: bool) -> float:
 
 
 def described(s: Settings) -> str:
-    """Where the run would compute, and what is free there."""
+    """Return a line that says on which devices the run would compute, and the memory and disk there."""
     gpu, free = on_gpu(s), disk_there(Path(s.output))[1]
     where = f"cuda, {len(gpus())} GPUs" if gpu else f"cpu, {cores()} cores"
     memory = "of a GPU" if gpu else "of memory"
@@ -67,13 +67,13 @@ def described(s: Settings) -> str:
 
 
 def disk_there(output: Path) -> tuple[Path, int]:
-    """The folder on whose disk the runs' folder is or will be, and the free bytes there."""
+    """Return the first folder that exists of `output` and its parents, and the free bytes of its disk."""
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
     return there, shutil.disk_usage(there).free
 
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Complain about models, gradients and moments that do not fit this machine, however small a pass is."""
+    """Return an error if models, gradients and moments do not fit this machine, however small a pass is; else []."""
     ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # whole models on this machine
     ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # on one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
@@ -90,7 +90,7 @@ def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
 
 
 def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Report a doubt if full passes may not fit beside the models."""
+    """Return a warning if full passes may not fit beside the models; [] if they do, or if `about_memory` complains."""
     whole, there = sum(parts.values()), memory_there(gpu=on_gpu(s))
     if whole <= there or about_memory(parts, s):
         return []
@@ -104,7 +104,7 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
 
 
 def about_disk(needed: float, output: Path) -> list[str]:
-    """Complain about checkpoints that do not fit on the disk of the run's folder."""
+    """Return an error if checkpoints of `needed` bytes do not fit on the disk of the run's folder; else []."""
     there, free = disk_there(output)
     if needed <= free:
         return []
@@ -117,7 +117,7 @@ def about_disk(needed: float, output: Path) -> list[str]:
 
 
 def about_devices(s: Settings) -> list[str]:
-    """Complain about devices and reservations that this machine does not have."""
+    """Return errors for GPUs and Ray reservations that this machine lacks. A cluster at an address is not checked."""
     here, problems = gpus(), []
     if s.device.startswith("cuda") and s.runtime.address is None:
         number = s.device.partition(":")[2]
@@ -147,7 +147,7 @@ def _rollouts(s: Settings) -> int:
 
 
 def crowded(s: Settings) -> list[str]:
-    """Report a doubt if this process would compute with more threads than cores."""
+    """Return a warning if a local run sets more threads than this process may use cores; else []."""
     if s.runtime.kind != "local" or s.threads is None or s.threads <= cores():
         return []
     return [f"threads={s.threads}, and this process may use {cores()} cores: more threads than cores are slower"]

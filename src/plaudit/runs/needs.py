@@ -12,7 +12,7 @@ from plaudit.types import Role
 
 
 def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
-    """Bytes on a training rank's device, by part. What waits in host memory is left out.
+    """Estimate bytes on a training rank's device, by part. Parts of 0 bytes and what is offloaded are left out.
 
     - A weight takes 2 bytes in bfloat16 and 4 in float32. A trained weight takes 16 more in bfloat16 (float32 master,
       gradient and two moments) and 12 more in float32.
@@ -45,7 +45,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
 
 
 def disk(config: DecoderConfig, s: Settings) -> float:
-    """Most bytes of a run's checkpoints at one time, with the one that is being written."""
+    """Estimate the most bytes that a run's checkpoints take at one time, including the one being written."""
     one = sum(_checkpoint(config, s, s.adapters(Role(role))) for role in s.objective.losses())
     return one * ((s.save.keep or 1) + 1 + (s.evaluate.best is not None))
 
@@ -55,7 +55,7 @@ def _width(s: Settings) -> int:
 
 
 def _adapters(config: DecoderConfig, lora: LoraSettings) -> int:
-    """Weights of adapters on every projection: rank * (in + out) each."""
+    """Number of LoRA weights, with an adapter on every projection: rank * (in + out) each."""
     width, inner, heads = config.width, config.mlp_width, config.heads * config.head_dim
     groups, ups = config.kv_heads * config.head_dim, 2 if config.mlp == "gated" else 1
     return lora.rank * config.layers * (2 * (width + heads) + 2 * (width + groups) + (ups + 1) * (width + inner))
@@ -67,11 +67,11 @@ def _trained(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
 
 
 def _checkpoint(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
-    """Bytes of a role's model, and of moments (and masters) of its trained weights."""
+    """Bytes of one checkpoint of a role: its model, and moments (and masters) of the trained weights."""
     trained = _adapters(config, lora) if lora.rank else config.parameters
     return _width(s) * config.parameters + _state(s) * trained
 
 
 def _state(s: Settings) -> int:
-    """Bytes of a trained weight's moments and master."""
+    """Bytes per trained weight: 8 for two moments, and in bfloat16 4 more for the master."""
     return 12 if _width(s) == 2 else 8

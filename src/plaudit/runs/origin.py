@@ -1,6 +1,6 @@
-"""A run's settings with its relative paths as it read them: from where it was started, wherever it and its reader are.
+"""Read a run's saved settings, with relative paths resolved from the folder in which the run was started.
 
-settings.yaml, data.json -> folders to look in -> settings, in which the relative paths that are found are whole
+settings.yaml, data.json -> folders to look in -> settings, in which relative paths that exist there are absolute
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
 
 
 def _homes(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
-    """Where the run was started; and, if it was moved with all around it, what is there now."""
+    """Folders to resolve paths from: `started_in` of data.json, and the run's present folder without OUTPUT/NAME."""
     try:
         report = record(content(folder / DATA))
         started = [Path(report[STARTED])]
@@ -54,7 +54,7 @@ def _found(value: Any, key: str, homes: Sequence[Path]) -> Any:
 
 
 def _whole(path: str, homes: Sequence[Path]) -> str:
-    """Return the path from the first folder that has it, else as it is. What follows a colon may be no path."""
+    """Return the path within the first folder where it exists, else unchanged. FILE:REST is tried whole, then FILE."""
     name, colon, rest = path.rpartition(":")
     looked_for = path and "{" not in path and not at_home(path).is_absolute()  # that is a chat template's text
     for home in homes if looked_for else ():

@@ -22,7 +22,7 @@ EVERY = 2.0
 
 
 class ShowPage:
-    """A hook that updates the page. The file `metrics` has the figures of earlier steps."""
+    """A hook that rewrites the run's page. `metrics`: the file with the figures of steps before a resume."""
 
     def __init__(self, path: Path, executor: Executor, *, title: str, steps: int, metrics: Path):
         self.path, self.executor, self.title, self.steps = path, executor, title, steps
@@ -52,7 +52,7 @@ class ShowPage:
 
 @contextmanager
 def last_page(path: Path) -> Iterator[None]:
-    """If the block raises, show on the page that the run has ended."""
+    """If the block raises, show the error on the page, if the page exists, and let the error pass."""
     try:
         yield
     except BaseException as error:

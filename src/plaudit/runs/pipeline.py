@@ -103,7 +103,7 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
 
 
 def _part(name: str, given: Any) -> dict[str, Any]:
-    """A part's settings, or none. Raises SettingsError for what is no mapping."""
+    """Return a part's settings; {} for an empty part. Raises SettingsError if it is not a mapping."""
     if not isinstance(given or {}, Mapping):
         raise SettingsError(f"{name}={shown(given)} must be a mapping of settings")
     return at_length(given or {})
@@ -119,7 +119,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_plugins(settings: PipelineSettings) -> None:
-    """Run the recipes' plugins: the data may be in a dialect of theirs."""
+    """Load the plugins of all recipes, since the data may be in a dialect that a plugin defines."""
     for recipe in (settings.shared, *settings.stages.values()):
         plugins.load_plugins(recipe.get("plugins") or [])
 
@@ -162,7 +162,7 @@ def to_come(run: Run, role: Role) -> str:
 def recipes_of(
     settings: PipelineSettings, folder: Path, *, made: Callable[[Run, Role], str], wanted: Sequence[str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the recipe of each wanted stage; `made(run, role)` is the folder of a finished stage's model."""
+    """Yield the recipe of each wanted stage; `made(run, role)` returns the path of an earlier stage's model."""
     from plaudit.algorithms import ALGORITHMS
     from plaudit.runs.records import Run
     from plaudit.types import Role
@@ -179,7 +179,7 @@ def recipes_of(
 
 
 def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
-    """The checked settings of one stage. Raises SettingsError with the stage's name."""
+    """Return the checked settings of one stage. A SettingsError begins with the stage's name."""
     try:
         return load_settings(placed(settings, folder, name, recipe))
     except SettingsError as error:
@@ -187,7 +187,7 @@ def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[st
 
 
 def placed(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """A stage's recipe with the folder of its run. Raises SettingsError if it names another."""
+    """Return a stage's recipe with name, output, resume and overwrite. SettingsError if it sets another value."""
     where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
     default = to_plain(Settings())
     for key, value in where.items():
@@ -218,7 +218,7 @@ def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
 def _evaluate(
     settings: PipelineSettings, folder: Path, runs: Mapping[str, Run], reporter: Reporter
 ) -> BeforeAfter | None:
-    """Compare the first policy with the last one."""
+    """Compare the first policy with the last one; return None if fewer than two stages trained a policy."""
     from plaudit.evaluate.before_after import before_after
 
     assert settings.evaluation is not None

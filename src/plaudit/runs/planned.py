@@ -1,4 +1,4 @@
-"""What was planned for a run: its seconds, from the file that `plaudit plan` leaves beside the run's folder."""
+"""Read the planned seconds of a run's steps, from the file that `plaudit plan` writes beside the run's folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FREE = ("name", "output", "seed", "resume", "overwrite", "plugins", "optimizer",
 
 
 def key_of(settings: Settings) -> str:
-    """A name of the settings on which a step's seconds depend."""
+    """Return a hash of the settings on which a step's seconds depend: all but FREE."""
     told = {name: value for name, value in to_plain(settings).items() if name not in FREE}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def beside(s: Settings, what: str) -> Path:
-    """The file of a recipe's profile or plan: beside the folder of its run."""
+    """Return the path of a recipe's profile or plan: OUTPUT/NAME.WHAT.json, with the method for a missing name."""
     return Path(s.output) / f"{s.name or s.method}.{what}.json"
 
 
 def keep(settings: Settings, what: str, text: str) -> Path:
-    """Write the file of a recipe's profile or plan, and return it."""
+    """Write `text` to the recipe's profile or plan (`beside`), and return its path."""
     path = beside(settings, what)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.encode())
@@ -33,7 +33,7 @@ def keep(settings: Settings, what: str, text: str) -> Path:
 
 
 def planned(settings: Settings, folder: Path) -> dict[str, float]:
-    """Seconds of `step`, `generate`, `rewards` and `learn` as planned for these settings; empty if they were not."""
+    """Return planned seconds of `step`, `generate`, `rewards`, `learn` for these settings; {} without such a plan."""
     try:
         plans = json.loads(folder.with_name(f"{folder.name}.plan.json").read_text(encoding="utf-8"))["plans"]
         mine = next(plan for plan in plans.values() if plan["key"] == key_of(settings))

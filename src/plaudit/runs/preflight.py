@@ -1,9 +1,9 @@
-"""Everything that is wrong or doubtful about a run, found before it starts and at once: `plaudit check`.
+"""Find all problems and doubts about a run before it starts, for `plaudit check`.
 
     recipe -> settings as far as they can be read -> paths, first rows, sizes, machine, servers, cluster -> Preflight
 
-What a run refuses at its first problem is found here by the same functions. Weights and torch are not loaded, and
-nothing is written.
+A start stops at its first problem; here the same functions are called, and all problems are collected. Weights and
+torch are not loaded, and nothing is written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong (the run would not start, or fail) or doubtful."""
+    """One problem (the run would not start, or would fail) or doubt about a run."""
 
     key: str
     """The setting that it is about; "" for none."""
@@ -67,7 +67,7 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Preflight:
-    """What was found about one run."""
+    """The findings about one run, and what was read to check it."""
 
     stage: str = ""
     """Its name in a pipeline."""
@@ -86,7 +86,7 @@ class Preflight:
     """The tokenizer's, which a fresh model takes."""
 
     def wrong(self, texts: Iterable[str], key: str = "", *, problem: bool = True) -> None:
-        """Add findings that are new; without `key`, their own. An error that lists several is several."""
+        """Add each new text, or each error that it lists, as a finding. Its default key is a setting named in it."""
         keys = {leaf.key for leaf in leaves(self.settings)} if self.settings is not None else set()
         single = (line for text in texts for line in _single(text))
         for text in single:
@@ -102,7 +102,7 @@ class Preflight:
 
     @contextmanager
     def asking(self, key: str) -> Iterator[None]:
-        """Turn an error meant for people, raised inside, into a problem."""
+        """If the block raises one of ERRORS, add the error's text as a problem, and suppress the error."""
         try:
             yield
         except ERRORS as error:
@@ -110,7 +110,7 @@ class Preflight:
 
 
 def _single(text: str) -> list[str]:
-    """Return the sentences of an error that lists several, or its text."""
+    """Split an error that lists several into a text for each; return [text] for any other."""
     head, *listed = text.split("\n  - ")
     return listed if listed and head.startswith("the settings cannot be used") else [text]
 
@@ -152,8 +152,8 @@ def preflight(
     stages: Mapping[str, Preflight] | None = None,
     written: float = 0.0,
 ) -> Preflight:
-    """Return what is found about one run. `stages` are those before it, whose models are still to come, and `written`
-    the bytes that they will have written."""
+    """Check one run and return the findings. `stages`: findings by earlier stage of a pipeline, whose models need not
+    exist yet. `written`: bytes that the checkpoints of these stages take."""
     found = Preflight()
     try:
         found.settings, problems = drafted(recipe, overrides, method=method)
@@ -246,7 +246,7 @@ def _data(found: Preflight, s: Settings) -> None:
 
 
 def _steps(s: Settings) -> int:
-    """Estimate an offline run's steps from the number of rows, as far as they are few."""
+    """Estimate an offline run's steps from its rows, counting no more rows than FEW steps need."""
     share = 1 - s.data.percent / 100
     most = math.ceil((FEW * s.train.batch_size / s.train.epochs + s.data.prompts) / share) + 1
     most = most if s.data.limit is None else min(most, s.data.limit)
@@ -256,7 +256,7 @@ def _steps(s: Settings) -> int:
 
 
 def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
-    """Report what is odd about the first rows of a source."""
+    """Report bad, dropped and truncated rows among the first of a source, and columns that are not read."""
     report, key = preview.report, f"data.{preview.report.role}"
     if preview.problem:
         found.wrong([f"{report.source}: {preview.problem.removeprefix(f'{report.source}: ')}"], key)
@@ -317,7 +317,7 @@ def _room(found: Preflight, s: Settings, tokenizer: Any) -> None:
 
 
 def _decoder(found: Preflight) -> DecoderConfig | None:
-    """Return the policy's sizes; None if the family is not native, or nothing is known."""
+    """Return the policy's decoder configuration; None if it is unknown, not supported or invalid."""
     sized = {} if found.vocab_size is None else {"vocab_size": found.vocab_size}
     try:
         return read_config(sized | dict(found.config)) if found.config else None

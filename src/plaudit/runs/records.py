@@ -112,7 +112,7 @@ class Run:
 
     @property
     def active(self) -> bool:
-        """True if a process works on it, as far as its storage has locks."""
+        """True if another process has locked the run's folder; always False if the storage has no locks."""
         try:
             with alone(self.folder):
                 return False
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """Folder of the model that this run trained: a policy or a judge."""
+        """Folder of the model that this run trained: the policy's if it has one, else the judge's."""
         role = "policy" if (self.folder / CHECKPOINTS / "policy").exists() else "judge"
         return self.checkpoint(role)
 
@@ -141,8 +141,8 @@ def named(settings: Settings) -> Settings:
 
 
 def _before(settings: Settings) -> str | None:
-    """Return the newest unnamed run that saved something and had these settings. None if there is no unnamed run at all
-    and `resume` is "latest"."""
+    """Name the newest unnamed run of the method that has a checkpoint and these settings. If none has a checkpoint and
+    `resume` is "latest", return None. Raises SettingsError otherwise."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
     here, newest = three_views(settings), ""
     for folder in sorted(folders, reverse=True):
@@ -210,8 +210,8 @@ def open_folder(settings: Settings) -> Iterator[Path]:
 
 
 def copies_of(settings: Settings) -> Copies | None:
-    """Open the address of the run's checkpoints, if it has one. Raises SettingsError if it cannot be written to, or has
-    another run's."""
+    """Open the address that checkpoints are copied to (`save.to`); return None if that is not set. SettingsError if it
+    cannot be written to, or holds another run's checkpoints."""
     if settings.save.to is None:
         return None
     try:
@@ -243,13 +243,13 @@ def let_go(folder: Path) -> None:
 
 
 def _holds_run(folder: Path) -> bool:
-    """True if the folder has more than a refused start leaves."""
+    """True if the folder has files besides those of a refused start (OF_A_START) and partly written ones."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return any(name not in OF_A_START and not name.endswith(PARTIAL) for name in names)
 
 
 def _set_aside(folder: Path) -> None:
-    """Move a run's files to where `_put_back` finds them."""
+    """Move a run's files into its folder OVERWRITTEN, from which `_put_back` can restore them."""
     (folder / MOVING).mkdir()
     for path in _entries(folder):
         path.rename(folder / MOVING / path.name)
@@ -283,7 +283,7 @@ def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from, if any, and what is wrong with newer ones."""
+    """Return the checkpoint to resume from, or None, and why newer ones are skipped. SettingsError for another name."""
     if settings.resume is None or (settings.resume == "latest" and not store.names()):
         return None, []
     refuse_another(settings, store.folder.parent)  # again: a run that was set aside is back in its place
@@ -316,7 +316,7 @@ def refuse_another(settings: Settings, folder: Path) -> None:
 
 
 def _before_in(folder: Path, key: str) -> str | None:
-    """Return a top-level setting of a run's file, which may be incomplete."""
+    """Return the text of a top-level key of a run's settings.yaml, which may be truncated; None if it is absent."""
     path = folder / SETTINGS
     text = content(path, SETTINGS_BYTES).decode(errors="replace") if path.exists() else ""
     found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
@@ -324,7 +324,7 @@ def _before_in(folder: Path, key: str) -> str | None:
 
 
 def other_rows(folder: Path, report: dict[str, Any]) -> bool:
-    """True if a data report has other rows than the run's saved report, provided that this can be read."""
+    """True if a data report describes other rows than the run's saved one; False if that cannot be read."""
     try:
         before = record(content(folder / DATA))
     except (OSError, ValueError):
@@ -358,7 +358,7 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
 
 
 def open_record(settings: Settings) -> RecordedRun | None:
-    """Open the recorded run that this run replays, if any. Raises SettingsError with everything that prevents it."""
+    """Open the recorded run that this run replays; None if it replays none. SettingsError if it cannot be replayed."""
     if settings.rollout.replay is None:
         return None
     folder = at_home(settings.rollout.replay)

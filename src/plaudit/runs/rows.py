@@ -1,4 +1,4 @@
-"""Rows that a script or notebook passes to a run, in whatever it holds them: written once, as a run reads only files.
+"""Write the rows that a script or notebook passes to a run into a file, since a run reads only files.
 
     list, generator, DataFrame, datasets' own -> plain rows -> OUTPUT/.given/data-DIGEST.jsonl
     dict or DatasetDict                       -> its splits `train` and `validation`
@@ -31,7 +31,7 @@ NO_VALUE = ("NAType", "NaTType")
 
 
 def splits_of(data: Any, validation: Any) -> dict[str, Any]:
-    """Return the rows that were given, by their names in the settings. Raises SettingsError for other splits."""
+    """Return {"train": rows, "validation": rows} without those that are None. Raises SettingsError for other splits."""
     if isinstance(validation, Mapping):
         name = _held_out(validation)
         raise SettingsError(f"validation has {_listed(validation)}: give one of them: validation=splits[{name!r}]")
@@ -61,7 +61,7 @@ def _check_splits(data: Mapping[Any, Any]) -> None:
 
 
 def _held_out(splits: Mapping[Any, Any]) -> Any:
-    """The split that is most likely for validation."""
+    """Name the split to suggest for validation: "validation" if present or if only train is, else the first other."""
     there = [name for name in ("validation", *splits) if name in splits and name != "train"]
     return there[0] if there else "validation"
 
@@ -71,7 +71,7 @@ def _listed(splits: Mapping[Any, Any]) -> str:
 
 
 def stored_rows(rows: Any, name: str, folder: Path, say: Callable[[str], None]) -> str:
-    """Write rows as JSON lines; return the file. Return the name of a source unchanged."""
+    """Write rows to data-DIGEST.jsonl in `folder`; return its path. Return a source's name (str, Path) as a str."""
     if isinstance(rows, str | Path):
         return str(rows)
     counted = [0]
@@ -89,7 +89,7 @@ def stored_rows(rows: Any, name: str, folder: Path, say: Callable[[str], None]) 
 
 
 def _plain_rows(rows: Any, name: str, say: Callable[[str], None], counted: list[int]) -> Iterator[Mapping[str, Any]]:
-    """Yield rows of plain values. `counted` holds their number so far."""
+    """Yield rows as JSON values without NaN; `counted[0]` is their number. SettingsError if JSON cannot hold one."""
     for number, row in enumerate(_rows_of(rows, name)):
         if not isinstance(row, Mapping):
             raise SettingsError(f"data ({name}), row {number} is a {type(row).__name__}: rows are dicts of columns")
@@ -129,19 +129,19 @@ def _rows_of_frame(frame: Any, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _counts(column: Any) -> bool:
-    """True for whole numbers that pandas made floats of since some are missing."""
+    """True for a column of whole numbers that pandas stored as floats because cells are missing."""
     there = column.dropna()
     floats = getattr(column.dtype, "kind", "") == "f"
     return bool(floats and 0 < len(there) < len(column) and (there % 1 == 0).all())
 
 
 def _is_nan(value: Any, *, or_none: bool = False) -> bool:
-    """True for NaN, a table's missing cell, and for None if asked."""
+    """True for NaN, which is a table's missing cell; with `or_none`, also for None."""
     return (or_none and value is None) or (isinstance(value, float) and value != value)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: numbers and lists for those of NumPy, ISO text for a date or time, NaN for pandas' NA."""
+    """Convert a value for JSON: NumPy to numbers and lists, dates and times to ISO text, pandas' NA to NaN."""
     if type(value).__name__ in NO_VALUE:
         return float("nan")
     if isinstance(value, Mapping):

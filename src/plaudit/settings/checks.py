@@ -32,14 +32,14 @@ class Longest:
     """Description of the sequence for messages."""
 
     def unfit(self, whose: str, room: int) -> list[str]:
-        """Return a problem if rows do not fit a model with room for this many tokens."""
+        """Return a problem if the sequence does not fit a model with `room` positions; else []."""
         if self.tokens <= room:
             return []
         advice = "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
         return [f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: {advice}"]
 
     def check(self, whose: str, room: int) -> None:
-        """Raise SettingsError for rows that do not fit."""
+        """Raise SettingsError if the sequence does not fit a model with `room` positions."""
         fields.refuse(self.unfit(whose, room), plain=True)
 
 
@@ -177,7 +177,7 @@ def _about_best(s: Settings) -> list[str]:
 
 
 def _about_offload(s: Settings, *, referred: bool) -> list[str]:
-    """Return why runtime.offload has no effect on a reference on any device."""
+    """Return a problem if runtime.offload lists `reference` without effect on any device; else []."""
     if "reference" not in s.runtime.offload:
         return []
     told = "runtime.offload: reference has no effect"
@@ -248,7 +248,7 @@ def _about_parts(s: Settings, names: list[str], functions: list[str]) -> list[st
 
 
 def _about_others(s: Settings, what: str, thing: object) -> list[str]:
-    """Ray's processes run the plugins, and not the script or notebook that starts the run."""
+    """Return a problem if Ray's processes, which run plugins but not the script or notebook, would lack the thing."""
     if s.runtime.kind == "local" or not known_here_alone(thing, s.plugins):
         return []
     return [
@@ -281,7 +281,7 @@ def _about_runtime(s: Settings) -> list[str]:
 
 
 def _about_mesh(s: Settings) -> list[str]:
-    """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
+    """Return problems of models that do not fit their mesh, if their configurations are local; ranks find the rest."""
     own = s.runtime.apart
     wide = [one for one in (s.runtime, *own.values()) if one.width * one.pipeline > 1]
     judges = [(n, one) for n, one in enumerate(s.rewards) if one.tensor > 1 and one.path]
@@ -319,7 +319,7 @@ def _about_mesh(s: Settings) -> list[str]:
 
 
 def _about_placement(s: Settings) -> list[str]:
-    """What the places of calls cannot be used with."""
+    """Return problems of settings that runtime.placement cannot be used with."""
     problems, calls = [], s.runtime.calls
     asks = {role.value for role in s.objective.asks} | ({GENERATE} if s.algorithm.online else set())
     for call in sorted(calls.keys() - asks):
@@ -368,7 +368,7 @@ FINDERS = (
 
 
 def left_over(recipe: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Doubt a recipe's validation rows beside train rows that an override names."""
+    """Return a warning if an override names the train rows, but validation rows are the recipe's; else []."""
     keys = {text.partition("=")[0] for text in overrides}
     data = recipe.get("data")
     if "data.train" not in keys or "data.validation" in keys or not isinstance(data, Mapping) or not data.get("train"):

@@ -44,7 +44,7 @@ def load_settings(
     method: str | None = None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from a recipe file (or mapping) and overrides, checked.
+    """Load and check settings from a recipe file (or mapping) and overrides.
 
     The file may be of another system (docs/switching.md). `method` is the command's; a recipe that names another is
     refused. `deepspeed` is a configuration that goes over the recipe. Raises SettingsError, naming every key.
@@ -128,7 +128,7 @@ def as_ours(
 
 
 def _texts(value: Any) -> Any:
-    """A recipe from Python, its paths as texts."""
+    """Return a recipe given in Python with every Path as a str."""
     if isinstance(value, Mapping):
         return {key: _texts(entry) for key, entry in value.items()}
     value = str(value) if isinstance(value, Path) else value
@@ -196,7 +196,7 @@ def parse_override(text: str) -> Override:
 
 
 def _plain(value: Any) -> Any:
-    """Hydra's quoted strings as str."""
+    """Replace Hydra's quoted strings by str, also in lists and dicts."""
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
     if isinstance(value, dict):
@@ -250,14 +250,14 @@ def load_tree(
 
 
 def recipe_of(words: Iterable[str | None]) -> tuple[str | None, list[str]]:
-    """Return a recipe, if the first word is one, and the overrides. `plaudit sft data.train=...` has no recipe."""
+    """Return the recipe, or None if the first word is an override (`plaudit sft data.train=...`), and the overrides."""
     rest = [word for word in words if word is not None]
     none = not rest or ("=" in rest[0] and not os.path.exists(rest[0]))  # noqa: PTH110 - it may be of any length
     return (None if none else rest.pop(0)), rest
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """`a.b`, value -> {a: {b: value}}."""
+    """Return nested mappings for a dotted key: `a.b`, value -> {a: {b: value}}."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return typing.cast(dict[str, Any], value)
@@ -301,7 +301,7 @@ def _structured(template: Settings, algorithm: type) -> Any:
 
 
 def _merged(config: Any, key: str, value: Any, *, skip: Collection[str]) -> list[str]:
-    """Merge a value and return the problems. A section that cannot be merged whole is merged setting by setting."""
+    """Merge a value into `config`; return the problems. If a section fails as a whole, merge setting by setting."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -380,7 +380,7 @@ def unknown_keys(
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
-    """Return a list's entries, or the value. An override (`rewards.0.kind=...`) gives a mapping from numbers."""
+    """Return ("NUMBER.", entry) of a list or of a mapping from numbers (`rewards.0.kind=...`), else [("", value)]."""
     if isinstance(value, list):
         return [(f"{number}.", entry) for number, entry in enumerate(value)]
     if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):

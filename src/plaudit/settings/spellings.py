@@ -12,7 +12,7 @@ from plaudit.support.fields import leaves
 
 
 def meant(theirs: str) -> str:
-    """Say our key for a key or flag of TRL, OpenRLHF or verl; "" if it is none of theirs."""
+    """Name our key for a key or flag of TRL, OpenRLHF or verl; "" if it is unknown."""
     path = theirs.lstrip("-").replace("-", "_").lower()
     if path == "deepspeed":
         return ": its configuration is given as --deepspeed FILE"
@@ -36,6 +36,6 @@ def meant_in(root: type, theirs: str) -> str:
 
 @cache
 def spellings() -> dict[str, str]:
-    """Our key, or several in a sentence, by the word of another system."""
+    """Return our key, or a sentence with several, by the word of another system."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return {str(theirs): str(ours) for theirs, ours in yaml.safe_load(text).items()}

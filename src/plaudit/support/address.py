@@ -32,7 +32,7 @@ def is_address(path: object) -> bool:
 
 
 class Address:
-    """A folder somewhere. Raises AddressError for an address that nothing here can open; it asks nobody yet."""
+    """A folder at an address. Raises AddressError if no installed package can open it; nothing is contacted yet."""
 
     def __init__(self, address: str):
         from fsspec.core import url_to_fs
@@ -57,13 +57,13 @@ class Address:
         return "/".join((self.root, *parts))
 
     def found(self, *parts: str) -> list[str]:
-        """Paths of all files in a folder and below, relative to it; none if there is no such folder."""
+        """Return the relative paths of all files in a folder and below; [] if there is no such folder."""
         self.files.invalidate_cache()
         top = self.at(*parts)
         return sorted(str(path)[len(top) + 1 :] for path in self.files.find(top))
 
     def put(self, folder: Path, *parts: str, last: str) -> None:
-        """Copy a folder there. `last` comes after all others and under another name first: with it all is there."""
+        """Copy a folder to the address. The file `last` is renamed into place at the end: it marks a whole copy."""
         names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
         for inner in {str(Path(name).parent) for name in names}:
             self.files.makedirs(self.at(*parts, inner).removesuffix("/."), exist_ok=True)
@@ -73,7 +73,7 @@ class Address:
         self.files.mv(self.at(*parts, f".{last}"), self.at(*parts, last))
 
     def get(self, folder: Path, names: Sequence[str], *parts: str) -> None:
-        """Copy files from there into a folder."""
+        """Copy files from the address into a folder."""
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             self.files.get_file(self.at(*parts, name), str(folder / name))
@@ -94,8 +94,8 @@ class Address:
 
 @cache
 def local_copy(address: str) -> Path:
-    """Copy a folder here, or that of a run's best or newest model, and compare the digests of its manifest. The process
-    asks once; files stay in the cache under the digests of their names, sizes and manifest."""
+    """Copy a model's folder, or a run's best or newest model, into the cache; return the copy. Raises AddressError if a
+    digest of its manifest differs. The result is cached in this process, and the files by names, sizes and manifest."""
     there = Address(address)
     parts = _model_in(there)
     names = there.found(*parts)
@@ -124,7 +124,7 @@ def digest_of(path: Path) -> str:
 
 
 def _model_in(there: Address) -> list[str]:
-    """The folder of a run's model; that of the address itself if it is no run."""
+    """Return the path of a run's best or newest model, as [role, checkpoint]; [] if the address is no run."""
     states = committed(there)
     if not states:
         return []
@@ -135,7 +135,7 @@ def _model_in(there: Address) -> list[str]:
 
 
 def committed(there: Address) -> list[str]:
-    """Names of a run's checkpoints there whose state is sealed, oldest first."""
+    """Return the run's checkpoints at the address whose state has a manifest, oldest first; [] if there are none."""
     found = (name.split("/") for name in there.found("state"))
     names = {parts[0] for parts in found if len(parts) == 2 and parts[1] == MANIFEST and "globalstep" in parts[0]}
     return sorted(names, key=lambda name: int(name.rpartition("globalstep")[2]))

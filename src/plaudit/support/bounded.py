@@ -78,7 +78,7 @@ def lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def record(line: bytes) -> dict[str, Any]:
-    """Read a line as a JSON object. Raises ValueError if it is none."""
+    """Parse a line as a JSON object. Raises ValueError if it is not one."""
     try:
         found = json.loads(line)
     except RecursionError as error:
@@ -89,8 +89,8 @@ def record(line: bytes) -> dict[str, Any]:
 
 
 def yaml_text(path: Path) -> str:
-    """Return the text of a run's settings, which any YAML parser then reads in bounded time and memory. Raises
-    UnreadableError for other text, and for what no run writes: anchors, aliases and tags."""
+    """Return the text of a run's settings, after a check that a YAML parser reads it in bounded time and memory. Raises
+    UnreadableError if not, and for anchors, aliases and tags, which no run writes."""
     import yaml
 
     loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)

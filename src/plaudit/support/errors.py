@@ -1,4 +1,4 @@
-"""How a run ends, and which of its checkpoints is best, as rooms below the loop know it too."""
+"""Exceptions that end a run, and the name of its best checkpoint, for packages below `loop` too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stopped(BaseException):
         self.code = 128 + signum
 
     def for_caller(self) -> Stopped:
-        """Return what Python's own handler of the signal would have led to, for the caller of `run`."""
+        """Return the exception for the caller of `run`: Interrupted for SIGINT, else Terminated."""
         kind = Interrupted if self.signum == signal.SIGINT else Terminated
         return kind(self.signum, self.step)
 

@@ -100,7 +100,7 @@ class Rule:
 
 
 def setting(default: Any, **rule: Any) -> Any:
-    """A field with what it may be (`Rule`). `list` or `dict` as the default stands for an empty one."""
+    """Return a dataclass field with its `Rule`. `list` or `dict` as the default stands for an empty one."""
     metadata = {"rule": Rule(**rule)}
     if default in (list, dict):
         return field(default_factory=default, metadata=metadata)
@@ -208,14 +208,14 @@ def refuse(problems: list[str], *, plain: bool = False) -> None:
 
 
 def nearest(name: str, known: Iterable[str], within: str = "") -> str:
-    """Return the end of an error: a question that names the nearest one, after `within`, or a list if none is near."""
+    """Return the end of an error: "did you mean" the nearest known name, prefixed by `within`; else a list of names."""
     names = sorted(known)
     there = ", ".join(names[:MANY]) or "none"
     return close(name, names, within) or f"; there are {there}{' ...' if len(names) > MANY else ''}"
 
 
 def close(name: str, known: Iterable[str], within: str = "") -> str:
-    """Return that question, or "" if none is near."""
+    """Return "; did you mean ...?" with the nearest known name, prefixed by `within`; "" if none is near."""
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return one_of(within + one for one in found) if found else ""
 

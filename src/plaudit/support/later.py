@@ -64,7 +64,7 @@ def postponed(name: str) -> Iterator[None]:
 
 
 def _no_longer(name: str) -> None:
-    """Let the next import of the library be the real one."""
+    """Stop postponing a library: its next import loads it."""
     sys.meta_path[:] = [one for one in sys.meta_path if not (isinstance(one, _Finder) and one.name == name)]
     for module in [module for module, there in sys.modules.items() if isinstance(there, Later)]:
         if module.partition(".")[0] == name:
@@ -86,4 +86,4 @@ class _Finder:
         return Later(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is run."""
+        """Do nothing: the stand-in has no code to run."""

@@ -1,4 +1,4 @@
-"""Limits for code of others: templates that never end, tokenizers that fail in Rust."""
+"""Limit third-party code: chat templates that never end, tokenizers that fail in Rust."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class TooSlowError(RuntimeError):
 
 
 class _Watch:
-    """One thread that ends code which runs for too long in other threads, and sleeps while none runs.
+    """A thread that raises TooSlowError in threads whose code runs too long, and sleeps while none runs.
 
-    It does so between two steps of Python. A single long step, such as a huge power, ends first. It goes on until the
-    thread has left that code, since a destructor may have swallowed the exception."""
+    The error arrives between two bytecodes: a single long one, such as a huge power, ends first. It is raised again
+    until the thread has left that code, since a destructor may have swallowed it."""
 
     def __init__(self) -> None:
         self.reset()
         os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """Forget what other threads do, of which a forked process has none."""
+        """Forget the calls of other threads, which a forked process does not have."""
         self._lock = threading.Lock()
         self._ends: dict[int, float] = {}
         self._some = threading.Event()
@@ -46,7 +46,7 @@ class _Watch:
         return ident
 
     def end(self, ident: int) -> None:
-        """Raises TooSlowError if its time was over, also if that is still to reach the thread."""
+        """End the thread's limit. Raises TooSlowError if its time is over, even if none has reached it yet."""
         with self._lock:
             end = self._ends.pop(ident, math.inf)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
@@ -82,8 +82,8 @@ def limited(seconds: float, call: Callable[[], T]) -> T:
 
 @contextmanager
 def rust_errors(what: str) -> Iterator[None]:
-    """Raise ValueError for a library's failure in Rust: a bare Exception, or a panic, which as a BaseException would
-    pass all that saves a run."""
+    """Raise ValueError for a library's failure in Rust: a bare Exception, or a panic, a BaseException that
+    `except Exception` does not catch."""
     try:
         yield
     except BaseException as error:

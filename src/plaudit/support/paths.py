@@ -1,4 +1,4 @@
-"""Paths as people write them, files that are written whole, and the system's reasons for refusing a write."""
+"""Expand paths, write files atomically, and say why the system refuses a write."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Yield a new file beside `path`, which takes its place at the end: a crash leaves one or the other. `durable`:
-    a crash of the machine too."""
+    """Yield a temporary path beside `path`. After the block it replaces `path` atomically; if the block raises, it is
+    deleted. `durable`: fsync it first, for a crash of the machine."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         yield temporary
@@ -45,7 +45,7 @@ def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that nobody ever finds half written."""
+    """Write a text file atomically: readers find the old text or the new one."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")
 

@@ -27,7 +27,7 @@ _SENT: dict[str, bytes] = {}
 
 
 def load_object(reference: str) -> Any:
-    """Return what `reference` names. A file is run once, however often it is named, and again only if it has
+    """Return the object that `reference` names. A file is run at its first use, and again only if it has
     changed."""
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
@@ -91,7 +91,7 @@ def sources() -> dict[str, bytes]:
 
 
 def run_as_sent(sources: Mapping[str, bytes]) -> None:
-    """From now on, load these files as they were elsewhere, even if they have changed or are not here."""
+    """From now on, run these sources in place of the files, even if the files differ or do not exist here."""
     _SENT.update(sources)
 
 
@@ -102,7 +102,7 @@ def load_file(path: str) -> ModuleType:
 
 
 class PluginError(ValueError):
-    """A file that cannot be loaded, or what it registers is refused."""
+    """A plugin file cannot be loaded, or registers something that is refused."""
 
 
 def load_plugins(paths: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ def _place(thing: object) -> tuple[str | None, str | None]:
 
 
 def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
-    """True if another process that runs these files would not know the thing: it is of a script or notebook, or it is
-    not Plaudit's and there are no files."""
+    """True if another process that runs these plugin files would lack the thing: a script or notebook defines it, or
+    a module other than Plaudit's does and there are no plugin files."""
     module = _place(thing)[0] or ""
     return module == "__main__" or not (plugins or module.partition(".")[0] == "plaudit")

@@ -1,4 +1,4 @@
-"""Who may ask a server of ours, the page or the reward server: Starlette's routes by Host, and a token.
+"""Restrict who may send requests to the page or the reward server: by the Host header, and by a token.
 
     request -> known_hosts -> the application, where has_token asks for the token
 
@@ -39,6 +39,6 @@ def known_hosts(inside: ASGIApp, names: Iterable[str], *, refused: Response) -> 
 
 
 def has_token(request: Request, token: str) -> bool:
-    """True if the request has this bearer token, and no other. The time of the comparison tells nothing of it."""
+    """True if the request has this bearer token, and no other. The comparison takes constant time."""
     found = request.headers.getlist("authorization")
     return len(found) == 1 and hmac.compare_digest(found[0].encode(), f"Bearer {token}".encode())

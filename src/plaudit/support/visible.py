@@ -21,8 +21,8 @@ LARGE = 1e12
 
 
 def visible(text: str, *, line: bool = False) -> str:
-    """Return the text with what a terminal would obey written as JSON's escapes. Line feeds and tabs stay; with `line`
-    they are escaped too. JSON keeps its meaning. The escaped text is returned unchanged."""
+    """Return the text with control characters, which a terminal obeys, as JSON's escapes. Line feeds and tabs stay;
+    with `line` they are escaped too. JSON keeps its meaning. Text that is escaped already does not change."""
     if text.isprintable():
         return text
     kept = JOINERS if line else JOINERS + "\n\t"

@@ -42,7 +42,7 @@ def _python(text: str) -> Any:
 
 
 def _recipe_within(folder: Path) -> str:
-    """Name the settings that a run's folder holds."""
+    """Return a hint at the settings.yaml of a run's folder, for an error; "" if the folder has none."""
     return f": its run's settings are {folder / 'settings.yaml'}" if (folder / "settings.yaml").is_file() else ""
 
 

@@ -110,7 +110,7 @@ def _mixed(r: Translation, mixer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _configs(r: Translation, count: int) -> list[str]:
-    """`dataset_configs`: the configuration of each data set, or "" for each."""
+    """Return the configuration of each data set by `dataset_configs`; "" for each that has none."""
     given = r("dataset_configs", [])
     configs = [given] if isinstance(given, str) else given or [""] * count
     if len(configs) != count:
@@ -119,7 +119,7 @@ def _configs(r: Translation, count: int) -> list[str]:
 
 
 def _part(r: Translation, key: str, split: str, part: Any) -> str:
-    """A split, or its first rows."""
+    """Return a split's name, or a slice with its first rows: "train[:5%]". Any other part is noted as a problem."""
     if part in (None, 1):
         return split
     percent = 100 * part if isinstance(part, int | float) and not isinstance(part, bool) else 0
@@ -130,7 +130,7 @@ def _part(r: Translation, key: str, split: str, part: Any) -> str:
 
 
 def _joined(found: Mapping[str, list[str]]) -> Iterator[tuple[str, Any]]:
-    """Sources with the splits that are read of each."""
+    """Yield data.train, and data.split unless every source reads "train"."""
     splits = {source: "+".join(parts) for source, parts in found.items()}
     yield "data.train", [*splits] if len(splits) > 1 else next(iter(splits))
     alike = set(splits.values())

@@ -79,7 +79,7 @@ class KeyTable:
         return [*dict.fromkeys([*self.mapped, *self.kinds, *self.ignored, *self.refused])]
 
     def ours(self, key: str) -> list[str]:
-        """Our settings that a key may set."""
+        """Return our settings that a key may set; [] for none."""
         found = self.mapped.get(key, ())
         straight = [found] if isinstance(found, str) else found.values() if isinstance(found, Mapping) else ()
         worked = [ours for part in self.worked_out.values() if key in part["theirs"] for ours in part["ours"]]

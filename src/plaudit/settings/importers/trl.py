@@ -72,7 +72,7 @@ def processes_of(r: Translation) -> int:
 
 
 def of_a_step(r: Translation) -> int:
-    """Rows of one optimizer step."""
+    """Return the number of rows of one optimizer step."""
     size = r("per_device_train_batch_size") * r("gradient_accumulation_steps", 1) * processes_of(r)
     if "num_processes" not in r.given and "accelerate_config" not in r.given:
         r.notes.append("the batch is that of one device; for N devices multiply it by N")
