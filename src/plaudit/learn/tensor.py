@@ -1,8 +1,8 @@
-"""Where a model's parameters are that is cut along the tensor axis (`compute/axis.py`): a part of each matrix a rank.
+"""Place a model that is cut along the tensor axis (`compute/axis.py`): each rank has a part of each matrix.
 
     Whole, Waiting or Sharded, over the ranks of the data axis with the same part -> Cut
 
-It puts together what the ranks of one replica hold, for gradients, their norm, checkpoints and samplers.
+`Cut` combines the parts of one replica's ranks, for gradients, their norm, checkpoints and samplers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plaudit.models.share import Share, narrowed
 
 @dataclass(frozen=True)
 class Axes:
-    """This rank's neighbours by axis."""
+    """The ranks that this rank communicates with, by axis of the mesh."""
 
     data: Ranks
     """Those with the same part of each model and other rows, or other tokens."""
@@ -50,8 +50,8 @@ class Axes:
 
     @classmethod
     def along(cls, ranks: Ranks, cuts: Mesh, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
-        """All ranks must call it. `cuts` has what cuts models and passes. Ranks that share matrices are neighbours in
-        number, then those that share rows, then those of a replica, then those of a stage."""
+        """Make the process groups of all axes; all ranks must call it. `cuts` has the sizes of the tensor, context and
+        pipeline axes. Rank numbers run fastest along tensor, then context, data, replicas, and last pipeline."""
 
         def joined(groups: Tensor, alike: int = 1) -> Together:
             patience = timedelta(seconds=timeout)
@@ -86,7 +86,7 @@ class Axes:
 
 
 class Cut(Around):
-    """`inner` places this rank's part among the ranks of the data axis; `tensor` are the ranks with the other parts."""
+    """Places a rank's part of each matrix: `inner` places it on the data axis, `tensor` are the ranks of all parts."""
 
     def __init__(self, inner: Placement, model: Decoder, tensor: Ranks):
         super().__init__(inner)
@@ -98,7 +98,7 @@ class Cut(Around):
         self.inner.sum(gradients)
 
     def norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """What is copied counts once."""
+        """Return the norm of the whole gradient; a parameter that every tensor rank copies counts once."""
         copied = {name: gradient for name, gradient in gradients.items() if self.layout.copied(name)}
         parts = {name: gradient for name, gradient in gradients.items() if name not in copied}
         return math.hypot(self.inner.norm(copied), math.sqrt(self.tensor.total(self.inner.norm(parts) ** 2)))
@@ -128,7 +128,7 @@ class Cut(Around):
 
     @torch.no_grad()
     def _joined(self, name: str, parts: Iterable[Tensor]) -> Tensor:
-        """Put together the parts of a parameter, in rank order."""
+        """Return the whole parameter on the CPU, from its parts in rank order."""
         parts = list(parts)
         whole = parts[0].new_empty(self.layout.whole(name), device="cpu")
         for rank, part in enumerate(parts):
@@ -151,7 +151,7 @@ class Cut(Around):
 
 
 def put_together(place: Placement, model: Decoder) -> LanguageModel | None:
-    """Make the model of which a rank has a part. Only for rank 0."""
+    """Return the whole model, from the parts of all ranks, which must all call it; None on ranks above 0."""
     empty = whole_model(model)
     empty.pending = None
     names = dict(empty.named_parameters())

@@ -110,7 +110,7 @@ class FunctionReward:
         self.reads_tokens = self.batch.reads_tokens if self.batch else own
 
     def lacking(self, prompts: Iterable[Prompt]) -> str:
-        """Why the function cannot be called for these prompts, or ""."""
+        """Return why the function cannot be called for these prompts, such as a missing column; "" if it can."""
         return self.batch.lacking(prompts) if self.batch else ""
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
@@ -159,7 +159,7 @@ class FunctionReward:
         return scores
 
     def _calls(self, prompt: Prompt, completions: Sequence[Completion]) -> list[_Call]:
-        """A call for each completion, or one for all."""
+        """Return a call for each completion, or one call for all if the function takes a batch."""
         if self.batch is not None:
             call, read = self.batch.call(prompt, completions)
             return [_Call(call, lambda result: list(map(as_score, read(result))), len(completions))]

@@ -41,8 +41,8 @@ _MARKER = "####"
 
 
 def numbers(text: str) -> list[Decimal | None]:
-    """The numbers in a text, in order: "-$1,200.50." holds -1200.50. None stands for what is made of several, such as
-    3/4, 10:30, 2^5 and (3, 4)."""
+    """Return the numbers in a text, in order: "-$1,200.50." holds -1200.50. None stands for an expression of several
+    numbers, such as 3/4, 10:30, 2^5 and (3, 4), or a name such as A5."""
     return [_decimal(match) if match["digits"] else None for match in _TERM.finditer(text)]
 
 
@@ -52,8 +52,8 @@ def _decimal(match: re.Match[str]) -> Decimal:
 
 
 def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
-    """The first number after the last `####`, on its line. Without that marker: None if it is needed, else the last
-    number. None if that is no plain number."""
+    """Return the first number after the last `####`, on its line. Without that marker return the last number of the
+    text, or None if `need_marker`. Return None too if there is no number, or it is not a plain one."""
     _, marker, after = text.rpartition(_MARKER)
     if marker:
         line = numbers(after.strip().partition("\n")[0])
@@ -63,7 +63,7 @@ def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
 
 
 def reference_number(answer: str | None) -> Decimal:
-    """The plain number after the last `####` of a worked answer, or which it is. Raises ValueError for another one."""
+    """Return the plain number after the last `####`, or that is the whole answer. Raises ValueError without one."""
     match = _PLAIN.fullmatch((answer or "").rpartition(_MARKER)[2].strip())
     if match is None:
         raise ValueError(
@@ -79,14 +79,14 @@ def gsm8k(completion: str, answer: str | None, *, need_marker: bool = False) -> 
 
 
 def reference_text(answer: str | None) -> str:
-    """The answer itself. Raises ValueError if there is none."""
+    """Return the answer itself. Raises ValueError if it is None."""
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
     return answer
 
 
 def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
-    """1 if completion and answer differ only in spaces, else 0."""
+    """1 if completion and answer differ only in spaces (with `ignore_case`, also in case), else 0."""
     given, expected = " ".join(completion.split()), " ".join(reference_text(answer).split())
     return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class WholeReader:
-    """Computes logits (rows, vocab) after each sequence, without a cache: right for every model."""
+    """Computes logits (rows, vocab) after each whole sequence without a KV cache, which works for every model."""
 
     def __init__(self, model: Fallback):
         self.model = model
@@ -44,7 +44,7 @@ class WholeReader:
 
 
 class CachedReader:
-    """Computes the same from transformers' cache. Between calls each sequence that has not ended grows by one token."""
+    """Computes these logits with transformers' KV cache. Between calls a sequence grows by one token or has ended."""
 
     def __init__(self, model: Fallback):
         self.model = model
@@ -77,7 +77,7 @@ class CachedReader:
 
 
 def cache_agrees(model: Fallback) -> bool:
-    """True if cached and whole reading give the same logits on two short sequences of unequal length."""
+    """True if `CachedReader` and `WholeReader` agree, within a tolerance, on two sequences of unequal length."""
     accepted = inspect.signature(model.inner.base_model.forward).parameters
     if not {"past_key_values", "attention_mask"} <= set(accepted):
         return False
