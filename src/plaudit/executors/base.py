@@ -1,4 +1,4 @@
-"""The interface of an executor: a worker group for each call, and the way of new weights from learners to the engine.
+"""The interface of an executor: it gives a worker group for each call, and publishes weights to the engine.
 
 generate -> engine     judge -> judge     train, reference, critic -> models
 """
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a rank must know besides the settings."""
+    """Values that ranks need besides the settings."""
 
     checkpoints: Path
     resume: str | None
@@ -54,15 +54,15 @@ class Executor(Protocol):
         ...
 
     def models(self) -> Models:
-        """The worker groups of models that are trained, and of a reference. By default all share the training ranks."""
+        """Return handles of trained models and of a reference. By default all are on the training ranks."""
         ...
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
-        """The judge of a reward, for answers that `tokenizer` made."""
+        """Return the judge of a reward, for answers whose tokens are `tokenizer`'s."""
         ...
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
-        """The reward of a function: `here`, or its processes."""
+        """Return a reward that calls the function in this process (`here`), or in its own processes."""
         ...
 
     def training(self) -> AbstractAsyncContextManager[None]:
@@ -70,36 +70,36 @@ class Executor(Protocol):
         ...
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the work's result. Raises WorkerLost as soon as a rank is lost, whatever the work waits for."""
+        """Await `work` and return its result. Raises WorkerLost once a rank is lost, and cancels the work."""
         ...
 
     async def pinned(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Keep groups' answers for a step that learns from them, whatever is lost beside ranks. Return the numbers of
-        groups whose answers are lost."""
+        """Let ranks hold the groups' answers, so that the step survives the loss of other nodes. Return the positions
+        of groups whose answers are lost."""
         ...
 
     async def publish(self, version: int) -> Stats:
-        """Give the policy's weights to the engine, which confirms them. Return figures of what was sent to others."""
+        """Give the policy's weights to the engine as `version`. Return figures of bytes sent to other processes."""
         ...
 
     async def save(self, role: str, folder: Path) -> None:
-        """Copy what a checkpoint has of a role's model, to be written into the folder."""
+        """Save a role's model to the folder: copy its weights, which `written` writes, and write the rest."""
         ...
 
     async def written(self, folders: Sequence[Path]) -> None:
-        """Write into these folders what was copied, models and optimizers, while training goes on."""
+        """Write the copies of models and optimizers into these folders, while training continues."""
         ...
 
     async def mirror(self, remembered: Remembered) -> None:
-        """Begin to copy what ranks hold after a step to processes on other nodes, if there are any for it."""
+        """Begin to copy the ranks' state after a step to processes on other nodes, if the run has mirrors."""
         ...
 
     async def form_again(self, plan: Plan) -> bool:
-        """Start the ranks again, from the plan's checkpoint. False if another executor must be opened for it."""
+        """Start the ranks again from the plan's checkpoint. Return False if a new executor must be opened instead."""
         ...
 
     def processes(self) -> Sequence[ProcessStatus]:
-        """Every process, and the workers lost last."""
+        """Return the status of every process, then of the workers that were lost last."""
         ...
 
     def close(self) -> None: ...

@@ -1,10 +1,10 @@
-"""Files of checkpoints between nodes whose disks are their own: what ranks wrote comes here, what they need goes there.
+"""Move checkpoint files between the driver and nodes that do not share its disk.
 
     a rank that does not see what rank 0 began writes files of its own -> pieces that have data -> one file here
     a checkpoint here -> pieces -> the same folder on each node that does not see it
 
-Files that several ranks wrote in part are zero elsewhere, so that together they are a bitwise or. Everything passes the
-driver, a piece at a time. Nodes that see the run's folder send nothing.
+If several ranks write parts of a file, each rank's file is zero elsewhere, so the bitwise or of them is the whole file.
+Everything passes the driver, a piece at a time. Nodes that see the run's folder send nothing.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ Piece = tuple[str, int, int, bytes]
 
 
 class Node:
-    """A rank, as far as files go."""
+    """The methods of a rank that write, send and receive checkpoint files."""
 
     pending: Pending
     _giving: Iterator[Piece] = iter(())
 
     async def write(self, folders: Sequence[Path]) -> None:
-        """Write what was saved here for these folders, also while this rank is at work."""
+        """Write this rank's pending copies for these folders, in a thread beside its other work."""
         await asyncio.to_thread(self.pending.write, folders)
 
     def sees(self, mark: Path) -> bool:
         return mark.exists()
 
     async def begin_giving(self, folder: Path, mark: str, first: bool) -> None:
-        """Find what this rank wrote where the driver does not see it. `first`: what rank 0 began, too."""
+        """Prepare to send files that this rank wrote on another disk. `first`: also those of the folder itself."""
         elsewhere = first and folder.is_dir() and not (folder / mark).exists()
         self._giving = _given([*([folder] if elsewhere else []), beside(folder, own=True)])
 
     async def give(self) -> list[Piece]:
-        """Some pieces, also while this rank is at work; none at the end, when they are removed here."""
+        """Return the next pieces, in a thread beside other work; [] at the end. Sent files are removed from here."""
         return await asyncio.to_thread(self._some)
 
     def _some(self) -> list[Piece]:
@@ -60,14 +60,14 @@ class Node:
         return found
 
     def take(self, folder: Path, pieces: Sequence[Piece]) -> None:
-        """Write pieces; without any, first remove what was taken there before."""
+        """Write pieces to files of the folder. For no pieces, remove the folder's parent instead."""
         if not pieces:
             shutil.rmtree(folder.parent, ignore_errors=True)
         merge(folder, pieces)
 
 
 async def collected(groups: Iterable[RayWorkerGroup[Any]], folder: Path) -> None:
-    """Bring here what ranks wrote into a folder on other disks."""
+    """Fetch the files that ranks wrote for a folder on other disks, and merge them into it here."""
     mark = f".{secrets.token_hex(8)}"
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     (folder / mark).touch()
@@ -79,7 +79,7 @@ async def collected(groups: Iterable[RayWorkerGroup[Any]], folder: Path) -> None
 
 
 async def spread(ranks: Sequence[RayWorker[Node]], checkpoints: Path, name: str) -> None:
-    """Copy a checkpoint to each node that does not see it."""
+    """Copy a checkpoint to each node that does not see the driver's folder of checkpoints."""
     mark = checkpoints / f".{secrets.token_hex(8)}"
     mark.touch()
     lacking = {rank.node: rank for rank in ranks if not await rank.call(Node.sees, mark)}.values()
@@ -100,7 +100,7 @@ def _given(folders: Iterable[Path]) -> Iterator[Piece]:
 
 
 def pieces_of(folder: Path) -> Iterator[Piece]:
-    """The parts of all files that have data."""
+    """Yield for each file an empty piece with its size, then the pieces of its ranges that have data."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name, size = str(path.relative_to(folder)), path.stat().st_size
         yield name, size, 0, b""
@@ -110,7 +110,7 @@ def pieces_of(folder: Path) -> Iterator[Piece]:
 
 
 def _data(file: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges that were written, of at most PIECE_BYTES; a file system without holes has one range."""
+    """Yield (start, stop) of ranges with data, at most PIECE_BYTES each; holes of sparse files are skipped."""
     start = 0
     while start < size:
         try:
@@ -123,7 +123,7 @@ def _data(file: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def merge(folder: Path, pieces: Sequence[Piece]) -> None:
-    """Add pieces to the files of a folder."""
+    """Write pieces into the files of a folder by bitwise or with the bytes that are there."""
     for name, size, start, data in pieces:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o666)

@@ -1,4 +1,4 @@
-"""A moving reference on ranks of its own: after each step these get the policy's weights, as rollout workers do.
+"""An EMA reference on its own ranks, which get the policy's weights after each step, as rollout workers do.
 
 training ranks -> parcels, whole, by the object store -> ranks of the reference: each moves its own boxes towards them
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Followed:
-    """A rank, as far as its policy, or its reference, takes part in this."""
+    """The methods by which a rank sends its policy, or moves its EMA reference towards the policy."""
 
     settings: Settings
     models: dict[Role, LanguageModel]
@@ -41,7 +41,7 @@ class Followed:
     device: str
 
     def check_follows(self) -> None:
-        """Refuse a reference that could not follow, before anything is trained. Raises SettingsError."""
+        """Raise SettingsError for an EMA reference on its own ranks that runs through transformers."""
         ema = self.settings.reference.ema
         if ema and self.models.keys() == {Role.REFERENCE} and self.placements[Role.REFERENCE].share() is None:
             raise SettingsError(
@@ -63,7 +63,7 @@ class Followed:
         return sent, self._followed.told(part, sent)
 
     def follow(self, way: float, *parcels: Parcel) -> None:
-        """Move the reference by a share of the way towards the policy in these parcels."""
+        """Move the reference by the share `way` towards the policy in these parcels. Raises WeightsError."""
         share = self.placements[Role.REFERENCE].share()
         assert share is not None, "check_follows refuses it"
         weights = unpack(*parcels)
@@ -75,7 +75,7 @@ class Followed:
 
 
 def part_of(share: Share, name: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """A rank's part of one of our parameters, of whole stored tensors."""
+    """Return this rank's part of the parameter `name`, copied from whole stored tensors."""
     found = torch.empty_like(share.tensors[name])
     for one, _ in share.of(name):
         box = box_of(weights, one)

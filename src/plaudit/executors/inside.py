@@ -38,7 +38,7 @@ from plaudit.weights.transport import Shipment, Stored
 
 
 class SamplingRank(RankProcess, RolloutWorker):
-    """A rank with an engine. Its methods of training run in a thread of their own, in turn with the engine's."""
+    """A training rank with an engine. Its training methods run in their own thread, in turn with the engine's work."""
 
     moved: Reallocation | Adapted | None = None
     version, held, digest = 0, "", ""
@@ -62,8 +62,8 @@ class SamplingRank(RankProcess, RolloutWorker):
         RolloutWorker.__init__(self, engine)
 
     def reallocate(self, version: int) -> str:
-        """Bring the policy's present weights to this rank's engine, and return their digest. All ranks must call it.
-        Without parts there is nothing to bring, and no digest."""
+        """Copy the policy's current weights to this rank's engine and return their digest. All ranks must call it. If
+        each rank has the whole policy, copy nothing and return ""."""
         self.version = version
         if self.moved is not None:
             self.moved.run()
@@ -73,15 +73,15 @@ class SamplingRank(RankProcess, RolloutWorker):
         return self.digest
 
     async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
-        """Sample with what `reallocate` brought. Return its version, and the digest of what is here."""
+        """Sample with the weights of the last `reallocate`. Return their version and this rank's digest of them."""
         self._enter(attempt)
         self.engine.load(None, self.version)
         return self.version, self.held
 
 
 class Reallocation:
-    """Fills a whole model on each rank from the parts that all ranks train. What a rank has whole is not copied: both
-    models have the same parameter."""
+    """Fills a whole model on each rank from the parts that all ranks train. Parameters that every rank trains whole, in
+    the same dtype, are shared by both models and not copied."""
 
     @torch.no_grad()
     def __init__(self, share: Share, model: Decoder, ranks: Ranks):
@@ -109,7 +109,7 @@ class Reallocation:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Copy and exchange all boxes, a bucket with each rank at a time. All ranks must call it."""
+        """Copy own boxes, and exchange others a bucket per pair of ranks at a time. All ranks must call it."""
         for one, other in self._kept:
             other.copy_(one)
         where = "cpu" if dist.get_backend() == "gloo" else self.model.device
@@ -132,7 +132,7 @@ class Reallocation:
                     view.copy_(values.view(view.shape))
 
     def digest(self) -> str:
-        """That of the whole model."""
+        """Return the digest of the whole model."""
         return digest_of_pieces(pieces_of(dict(self.model.hf_tensors())))
 
     @staticmethod
@@ -141,8 +141,8 @@ class Reallocation:
 
 
 class Adapted:
-    """Gives a whole model on each rank the adapters that ranks train in parts. The base model is there from the
-    beginning."""
+    """Gathers the adapters that ranks train in parts into a whole model on each rank, which has the base model from its
+    start."""
 
     def __init__(self, place: Placement, model: Decoder, lora: LoraSettings):
         self.model, self.place = add_lora(model, lora).requires_grad_(False), place
@@ -152,7 +152,7 @@ class Adapted:
         take_weights(self.model, self.place.parameters(adapter_names(self.model), everyone=True))
 
     def digest(self) -> str:
-        """That of the adapters, then that of the base model."""
+        """Return the digest of the adapters followed by that of the base model."""
         base = dict(self.model.named_parameters())
         adapters = {name: base.pop(name) for name in adapter_names(self.model)}
         return digest(adapters) + digest(base)

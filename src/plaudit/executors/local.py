@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Timed:
-    """A sampler whose requests are timed."""
+    """A sampler that is inside `doing()` during each request."""
 
     def __init__(self, sampler: Sampler, doing: Callable[[], AbstractContextManager[None]]):
         self.sampler, self.doing = sampler, doing
@@ -49,7 +49,7 @@ class Timed:
 
 
 class LocalExecutor:
-    """Everything in this process."""
+    """Executor of a local run: one rank, the engine and the judges, all in this process."""
 
     back: Remembered | None = None
 

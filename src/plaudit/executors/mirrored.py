@@ -23,13 +23,13 @@ State = Mapping[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]
 
 
 class Holder:
-    """Keeps states of another node's ranks: of the newest step that all holders have, and of one that arrives."""
+    """Keeps ranks' states of other nodes: those of the newest step that all holders have, and of one arriving."""
 
     def __init__(self) -> None:
         self._held: dict[Key, dict[int, State]] = {}
 
     def hold(self, key: Key, step: int, whole: int, state: State) -> None:
-        """Keep a state; of earlier ones only that of step `whole`."""
+        """Copy and keep a state; drop this key's earlier states except that of step `whole`."""
         mine = self._held.setdefault(key, {})
         for old in [old for old in mine if old != whole]:
             del mine[old]  # before the new one is copied
@@ -40,7 +40,7 @@ class Holder:
 
 
 class Mirrored:
-    """A rank, as far as mirrors go."""
+    """The methods of a rank that mirroring calls."""
 
     settings: Settings
     members: dict[Role, Scorer]
@@ -51,7 +51,7 @@ class Mirrored:
         return {role: member for role, member in self.members.items() if role not in still}
 
     def state(self) -> tuple[State, None]:
-        """Everything here that steps change, in the memory where it is: to be sent before the next step."""
+        """Return all tensors and values that steps change, uncopied if on the CPU: send them before the next step."""
         from plaudit.learn.moving import moving
 
         held = {role: moving(member) for role, member in self._moving().items()}
@@ -60,7 +60,7 @@ class Mirrored:
         }, None
 
     def receive(self, state: State) -> None:
-        """Take a state, which is of no effect until `put_back`."""
+        """Keep a received state; `put_back` loads it into the models."""
         self._received = state
 
     def put_back(self) -> None:

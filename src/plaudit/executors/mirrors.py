@@ -1,12 +1,12 @@
-"""Copies of what ranks hold after a step: a lost rank costs a step, not those since the newest checkpoint
-(`runtime.mesh.mirrors`).
+"""Copy the ranks' state to other nodes after each step, so that a lost rank costs one step and not all steps since the
+newest checkpoint (`runtime.mesh.mirrors`).
 
     ranks -> arrays in their node's object store -> Holder on the next node, while the next step is computed
     a rank is lost -> all start again -> the newest step of which every part is somewhere -> ranks
 
-The store outlives the rank, and the holder the node. A rank gets back what it held, since the mesh is the same. Ranks
-that hold the same have one copy. The driver keeps the rest of a step's state. Left out: a part that is lost in both
-places, after which there is the checkpoint.
+The object store outlives its rank, and a holder outlives that rank's node. The mesh stays the same, so each rank gets
+back its own state. Ranks with equal state share one copy. The driver keeps the rest of a step's state. Left out: state
+that is lost in both places; the run then continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 class Mirrors:
-    """The caller promises to call `settle` before ranks are formed again."""
+    """Sends ranks' states to holders and back. The caller promises to `settle` before ranks are formed again."""
 
     def __init__(self, runtime: RayRuntime, ranks: RankGroups, count: int, say: Callable[[str], None]):
         """`count`: holders of each state on other nodes, if there are as many; 0 mirrors nothing."""
@@ -57,7 +57,7 @@ class Mirrors:
         self._work: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start the holders that lack. What fails is tried again after a later step."""
+        """Start the holders that are missing or lost. One that fails to start is tried again after a later step."""
         if not self.count:
             return
         for node, holder in [*self._holders.items()]:
@@ -84,7 +84,7 @@ class Mirrors:
         return all({*self._homes.get(rank.node, [""])} <= there for rank in self.ranks.workers)
 
     def _keys(self) -> list[tuple[RayWorker[Any], Key]]:
-        """Each rank, with whose state it has."""
+        """Return each rank with the key of its state; ranks with equal state have the same key."""
         worker_groups = enumerate(zip(self.ranks.rank_groups, self.ranks.worker_groups, strict=True))
         return [
             (rank, (number, first))
@@ -93,8 +93,8 @@ class Mirrors:
         ]
 
     async def take(self, remembered: Remembered) -> None:
-        """Copy the state of the step that ranks have just made, and let holders have it while the next step is
-        computed. While a holder starts, steps are not mirrored."""
+        """Copy the ranks' state after a step into their object stores, and send it to holders in the background. While
+        a holder starts, steps are not mirrored."""
         if not self.count or (not self._ready() and self._work is not None and not self._work.done()):
             return
         await self.settle()
@@ -117,14 +117,14 @@ class Mirrors:
             self._kept = kept
 
     async def settle(self) -> None:
-        """Wait until what was sent has arrived."""
+        """Wait until the state being sent, or the holders being started, are there."""
         if self._work is not None:
             await asyncio.wait((self._work,))  # whose caller may be cancelled without it
             self._work.result()
 
     async def back(self, plan: Plan) -> Remembered | None:
-        """Give new ranks the newest step that has copies. None, and ranks are as they were, if a checkpoint is as new,
-        the plan wants it, or a part is lost."""
+        """Load the newest mirrored step into new ranks and return what the driver keeps of it. Return None, with ranks
+        unchanged, if no step is mirrored, `plan.resume` is as new, `plan.mirrors` is False, or a state is lost."""
         if not plan.mirrors:  # of what was mirrored, nothing may come back
             self._kept = None
         if (kept := self._kept) is None or (plan.resume is not None and step_of(plan.resume) >= kept.step):
@@ -140,7 +140,7 @@ class Mirrors:
         return kept.remembered
 
     async def _given(self, rank: RayWorker[Any], key: Key, kept: Kept) -> None:
-        """Let a rank have a state from wherever it still is. Raises SenderLost if it is nowhere."""
+        """Let a rank fetch its state from the old node's store, or else a holder. Raises SenderLost if all lack it."""
         holders = iter(kept.holders[key])
         state = kept.states[key]
         while True:
@@ -157,15 +157,15 @@ class Mirrors:
 
 
 def alike(runtime: RuntimeSettings) -> list[int]:
-    """For each rank of a mesh, the first one that holds the same: shards are of one replica each, and without shards
-    ranks with the same part of the same layers hold the same."""
+    """Return for each rank of a mesh the first rank with equal state. With shards, replicas have equal state; without,
+    all ranks with the same tensor-parallel part of the same pipeline stage."""
     stage = runtime.ranks // runtime.pipeline
     others = stage // (runtime.replicas if runtime.sharded else runtime.workers * runtime.context)
     return [rank - rank % stage + rank % stage % others for rank in range(runtime.ranks)]
 
 
 def peers(nodes: Sequence[str], others: Sequence[str]) -> dict[str, list[str]]:
-    """For each node with ranks, where copies of what they hold go: to the next nodes with ranks, then to others."""
+    """Return for each node with ranks the nodes for its copies, in order: the next nodes with ranks, then others."""
     ring = list(dict.fromkeys(nodes))
     without = [node for node in others if node not in ring]
     return {node: [*ring[place + 1 :], *ring[:place], *without] for place, node in enumerate(ring)}

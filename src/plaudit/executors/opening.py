@@ -28,7 +28,7 @@ class Executors:
         self._executor: Executor | None = None
 
     async def open(self, plan: Plan) -> Executor:
-        """Return ready workers. Raises the error that prevents it."""
+        """Return an executor with ready workers: the present one with new ranks if it can, else a new one."""
         if self._executor is not None:
             if await self._executor.form_again(plan):
                 return self._executor
@@ -53,7 +53,7 @@ class Executors:
         return self._runtime
 
     def dismiss(self) -> None:
-        """End all workers; to be called in the event loop that opened them."""
+        """End all workers, but not the cluster. Call this in the event loop that opened them."""
         if self._executor is not None:
             self._executor.close()
             self._executor = None

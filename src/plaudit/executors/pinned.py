@@ -1,9 +1,9 @@
-"""Answers that stayed where they were sampled get a copy where ranks are, before a step learns from them.
+"""Copy distant answers to ranks' nodes before a step learns from them.
 
 groups of a step -> their sources -> each is fetched and held by a rank -> the groups whose answers are lost
 
-From then on the step does not need the nodes that sampled them. Judges hold answers likewise while they score. Left
-out: lost groups, which are drawn again (`loop/redraw.py`).
+Afterwards the step does not need the nodes that sampled these answers. Judges hold answers in the same way while they
+score. Left out: drawing lost groups again (`loop/redraw.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Pins:
-    """A rank or a judge, as far as answers of other nodes go."""
+    """The method by which a rank or a judge holds answers of other nodes."""
 
     _pinned: Sequence[Columns | None] = ()
 
     def pin(self, sources: Sequence[Source]) -> list[int]:
-        """Fetch the columns of some sources, and hold them until the next call: while a process of a node uses them,
-        its store keeps them. Return the numbers of those that are lost."""
+        """Fetch the columns of these sources and hold them until the next call, so that this node's object store keeps
+        them. Return the positions of lost sources in the list."""
         self._pinned = ()
         try:
             self._pinned = sources[0].all(sources) if sources else ()
@@ -44,7 +44,7 @@ def _fetched(source: Source) -> Columns | None:
 
 
 async def pinned(ranks: Sequence[RayWorker[Pins]], groups: Sequence[Group]) -> list[int]:
-    """Let these ranks hold the groups' answers, each a part. Return the numbers of those that are lost."""
+    """Let each rank hold a part of the groups' answers. Return the positions of groups whose answers are lost."""
     found = [(number, source) for number, group in enumerate(groups) if (source := _source(group)) is not None]
     if not found:
         return []
@@ -55,6 +55,6 @@ async def pinned(ranks: Sequence[RayWorker[Pins]], groups: Sequence[Group]) -> l
 
 
 def _source(group: Group) -> Source | None:
-    """Where a group's answers are; None if they are here."""
+    """Return where a group's distant answers are; None if the driver has them."""
     tokens = (response.tokens for response in group.responses)
     return next((one.source for one in tokens if isinstance(one, Distant)), None)

@@ -47,13 +47,13 @@ PROCESS = ", process "
 
 
 class Part:
-    """One of the processes of a worker. It first joins the others, then it is built."""
+    """One of several processes of a worker; `build` joins the others and makes the model."""
 
     def address(self) -> str:
         return free_address()
 
     def build(self, address: str, number: int, world: int, timeout: float) -> None:
-        """Join the others, and take a part of each matrix."""
+        """Join the other processes of this worker, and load this one's tensor-parallel part of the model."""
         raise NotImplementedError
 
 
@@ -61,7 +61,7 @@ Kind = TypeVar("Kind", bound=Part)
 
 
 def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
-    """Make an engine, in its own process, that waits for its first weights."""
+    """Return a rollout worker, made in its own process; its engine waits for its first weights."""
     from plaudit.settings.recipes import load_settings
 
     keep_freed_memory()
@@ -71,7 +71,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
 
 
 class RolloutProcess(Part, RolloutWorker):
-    """Of a rollout worker. The first process leads."""
+    """One of several processes of a rollout worker. The first has the engine; others follow its passes."""
 
     def __init__(self, recipe: Mapping[str, Any]):
         self.recipe = recipe
@@ -103,7 +103,7 @@ class RolloutProcess(Part, RolloutWorker):
 
 
 class Judging(Pins):
-    """The process of a judge."""
+    """A judge in its own process."""
 
     def __init__(self, judge: Judge):
         self.judge = judge
@@ -116,7 +116,7 @@ class Judging(Pins):
 
 
 class JudgeProcess(Part, Judging):
-    """Of a judge. All compute each pass."""
+    """One of several processes of a judge. All of them compute each forward pass together."""
 
     def __init__(self, recipe: Mapping[str, Any], path: str):
         self.recipe, self.path = recipe, path
@@ -184,7 +184,7 @@ async def _worker_group(
 
 
 def driven(worker: RayWorker[RolloutWorker]) -> Worker[RolloutWorker]:
-    """A rollout worker whose engine has processes of its own: it is lost if they are out of step."""
+    """Wrap a rollout worker whose engine starts further processes: it is lost if these are out of step."""
     from plaudit.runtime.ray_worker_group import GroupWorker, RayWorkerGroup
 
     return GroupWorker(worker.name, RayWorkerGroup([worker]))

@@ -1,8 +1,8 @@
-"""What a rank gives rollout workers in other processes of the policy: its boxes of stored tensors, or adapters.
+"""Pack the policy's weights that a rank sends to rollout workers: its boxes of stored tensors, or adapters.
 
     Placement -> boxes that this rank gives (`Moves`, planned once), digest of all ranks' boxes -> a Parcel a part
 
-No rank has more than its own share of the weights and a part of it, and ranks with the same boxes share the sending.
+A rank's memory holds its share of the weights and one packed part of it. Ranks with the same boxes share the sending.
 Left out: how parcels travel (`weights/`).
 """
 
@@ -42,8 +42,8 @@ class Publisher:
         device: str,
         changes: bool = True,
     ):
-        """`ranks`: all of the worker group, on whose `device` they sum. `dtype`: the precision of the model. `changes`:
-        send only these, where that is possible."""
+        """`ranks`: all of the worker group; they sum digests on `device`. `dtype`: the precision of the model.
+        `changes`: send only the numbers that differ from the last version, where possible (bfloat16)."""
         self.model, self.place, self.ranks, self.changes = model, place, ranks, changes
         self.dtype, self.device = dtype, device
         self.adapters = adapter_names(model)
@@ -70,8 +70,8 @@ class Publisher:
         self.parts = grouped(pieces)
 
     def parcel(self, part: int) -> Parcel | None:
-        """Copy a part, or its changes since the last version, where that was held; None if this rank has no such part.
-        The last one ends what `begin` began."""
+        """Pack and return a part, or its changes if the last version is held; None if this rank has no such part. The
+        last part drops the views of weights that `begin` took."""
         if part >= len(self.parts):
             return None
         found = pack(self.parts[part], self.version, digest=self.digest, beneath=self.beneath)
@@ -80,7 +80,7 @@ class Publisher:
         return self._changes(part, found)
 
     def all(self, device: str) -> tuple[Parcel, Parcel] | None:
-        """Copy all parts as one, whole and as `parcel` gives it."""
+        """Pack all parts into one parcel. Return it whole, and as changes where possible; None without any part."""
         pieces, self.parts = [piece for part in self.parts for piece in part], []
         if not pieces:
             return None
@@ -88,14 +88,14 @@ class Publisher:
         return whole, self._changes(0, whole)
 
     def _changes(self, part: int, whole: Parcel) -> Parcel:
-        """What a worker needs that holds the last version. The same version again is sent whole: it may be damaged."""
+        """Return changes to the last held version, else `whole`. The same version again is whole: it may be damaged."""
         if not (whole.halves and self.changes):
             return whole
         last, self._held[part] = self._held.get(part), whole
         return whole if last is None or last.version >= whole.version else changes(last, whole)
 
     def whole(self, version: int, part: int) -> Parcel | None:
-        """The whole parcel of a part that `parcel` gave. Raises NotHeldError if there is a newer one."""
+        """Return a part's whole parcel; None without such a part. Raises NotHeldError for any but the held version."""
         if part >= len(self.parts):
             return None
         held = self._held.get(part)
@@ -104,12 +104,12 @@ class Publisher:
         return held
 
     def told(self, part: int, sent: Parcel | None) -> Given:
-        """What the driver knows of a parcel."""
+        """Return a part's digest, number of parts and sizes in bytes, for the driver."""
         whole = self._held.get(part, sent)
         return Given(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
 
     def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
-        """Whole tensors, which only the first rank has."""
+        """Return pieces of whole tensors; only the first rank has any."""
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
         self.digest = digest_of_pieces(pieces)
         return pieces
@@ -136,7 +136,7 @@ class Publisher:
         sums.copy_(there)
 
     def bytes(self) -> int:
-        """The size of all ranks' parcels."""
+        """Return the bytes of all ranks' whole parcels together."""
         sent = {name: local(one) for name, one in self.model.named_parameters() if name in (self.adapters or [name])}
         mine = {name: (one.dtype, self.place.within(name, one).shape) for name, one in sent.items()}
         return sum(math.prod(shape) for _, shape in self.place.specs(mine).values()) * self.dtype.itemsize

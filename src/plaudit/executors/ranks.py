@@ -2,7 +2,7 @@
 
     settings -> RankGroup, ... -> a bundle for each rank -> started, joined -> a worker group of each
 
-Left out: room for them, and what follows a loss (`ray.py`).
+Left out: reserving their resources, and the loss of a rank (`ray.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class RankGroup:
 
     @property
     def reservations(self) -> list[Mapping[str, float]]:
-        """What its ranks reserve, as far as settings say."""
+        """For each rank, the resources that the settings reserve explicitly."""
         return [self.runtime.resources_per_worker] * self.runtime.ranks
 
 
 def rank_groups(settings: Settings) -> list[RankGroup]:
-    """The training ranks first, then those of calls with processes of their own."""
+    """Return the rank groups of a run: the training ranks first, then those of calls with their own processes."""
     hosts = {role: settings.runtime.host(role) for role in Role}
     given = {TRAIN: settings.runtime, **settings.runtime.apart}
     return [
@@ -87,7 +87,7 @@ class RankGroups:
 
     @property
     def sampling(self) -> list[RayWorker[Any]]:
-        """The training ranks, if they sample."""
+        """The training ranks, which sample with `generate: {inside: train}`; [] while none are formed."""
         return list(self.training.workers) if self.worker_groups else []
 
     @property
@@ -96,7 +96,7 @@ class RankGroups:
 
     @property
     def nodes(self) -> list[RayWorker[RankProcess]]:
-        """A rank of each node."""
+        """One rank of each node, the first."""
         return list({rank.node: rank for rank in reversed(self.workers)}.values())
 
     @property
@@ -109,8 +109,8 @@ class RankGroups:
         return self.apart.get(role, self.training)
 
     async def form(self, plan: Plan, group: Any, sharers: Callable[[int], int]) -> None:
-        """Start all ranks in the places of a group, and join those of each worker group. `sharers`: processes on a
-        training rank's devices."""
+        """Start all ranks in the bundles of a placement group, and join the ranks of each worker group. `sharers`
+        returns the number of processes that share the devices of a bundle."""
         from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
         place, started = 0, []
@@ -140,7 +140,7 @@ class RankGroups:
         self.worker_groups = worker_groups
 
     async def join(self, group: RayWorkerGroup[RankProcess]) -> None:
-        """Let the ranks of a worker group meet, and make their models."""
+        """Join the ranks of a worker group in a process group, and build their models."""
         address, timeout = await group.first.call(RankProcess.address), self.rank_groups[0].runtime.collective_timeout
         mine = [(address, number, group.world, timeout) for number in range(group.world)]
         await group.scatter(RankProcess.build, mine, starts=True)

@@ -1,6 +1,6 @@
 """Ranks, rollout workers, judges and reward functions in separate processes, on this machine or on a cluster.
 
-    reserve room -> start ranks, rollout workers, judges -> worker group, pool; a process is lost -> another instead
+    reserve resources -> start ranks, rollout workers, judges -> worker groups, pool; a process is lost -> start another
 
 Left out: the cluster (`runtime/ray.py`), the processes of rewards (`scoring.py`), and the work of each process.
 """
@@ -61,8 +61,8 @@ ROOM_AFTER = 3.0
 
 class RayExecutor:
     """Ranks and rollout workers as processes; `open` makes an executor. The pool replaces a lost rollout worker. A lost
-    rank breaks the collectives of the others: `form_again` starts all ranks again from a checkpoint, while rollout
-    workers stay and wait for its weights."""
+    rank breaks the collectives of other ranks: `form_again` starts all ranks again from a checkpoint, while rollout
+    workers stay and wait for the weights of that checkpoint."""
 
     kind = RankGroups
 
@@ -126,7 +126,7 @@ class RayExecutor:
     async def open(
         cls, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
     ) -> RayExecutor:
-        """Reserve, start and join everything. Raises ResourcesError at once if it does not fit."""
+        """Reserve resources and start all workers. Raises ResourcesError at once if the cluster is too small."""
         executor = cls(settings, plan, runtime, failures, say)
         try:
             await executor._open()
@@ -207,7 +207,7 @@ class RayExecutor:
                 await asyncio.sleep(nodes * PAUSE)
 
     async def _room_for_ranks(self) -> None:
-        """After the loss of a node, rollout workers give way to ranks and take no room before ranks have theirs."""
+        """Wait for the ranks' resources. After a node is lost, rollout workers give up theirs, and wait for ranks."""
         loop, timeout = asyncio.get_running_loop(), self.settings.runtime.start_timeout
         until = loop.time() + timeout
         while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
@@ -220,7 +220,7 @@ class RayExecutor:
     # --- rollout workers
 
     def _sharing(self, rank: int) -> int:
-        """Rollout workers on a rank's devices."""
+        """Return the number of rollout workers that share a rank's devices."""
         trained = self.settings.runtime.ranks
         return len(range(rank, self._rollouts, trained)) if self.shares and rank < trained else 0
 
@@ -237,12 +237,12 @@ class RayExecutor:
         await self._sampling(self.pool)
 
     async def _sampling(self, pool: Pool) -> None:
-        """While active, ranks are offloaded: rollout workers wake, and others may start."""
+        """Wake the rollout workers, now that ranks are offloaded, and allow others to start."""
         self._ranks_offloaded.set()
         await pool.wake()
 
     async def _rollout_worker(self, number: int) -> Worker[RolloutWorker]:
-        """Start the worker of a place in the pool. The run's first workers must find room in time; others wait."""
+        """Start a place's worker in the pool. The run's first workers must get room in start_timeout; others wait."""
         bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
         alone: AbstractContextManager[None] = nullcontext()
         if self.shares:
@@ -273,7 +273,7 @@ class RayExecutor:
             return driven(worker) if self.drives else worker
 
     async def _sampling_rank(self, number: int) -> Worker[RolloutWorker]:
-        """Wait for a rank that samples; after a loss, until all are formed again."""
+        """Return the rank of this number, which samples. After a loss, first wait until all ranks are formed again."""
         while not (ranks := self.ranks.sampling) or not ranks[number].alive:
             self._ranks_formed.clear()
             await self._ranks_formed.wait()
@@ -282,8 +282,8 @@ class RayExecutor:
     # --- rewards
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
-        """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
-        processes. In this one it keeps a thread busy, so that ranks and workers need not wait for it."""
+        """Return the judge. It scores answers as they come, without waiting for an idle engine, since rollout workers
+        decode in other processes. A judge in this process computes in a thread, so that the event loop goes on."""
         as_chat = self.settings.data.as_chat
         if not reward.workers:
             here = load_judge(self.settings, reward.path)
@@ -296,8 +296,8 @@ class RayExecutor:
         return self.scoring.function(reward, here)
 
     async def _room_to_score(self, name: str, key: tuple[str, int], bundles: Sequence[Resources]) -> dict[str, Any]:
-        """Where a judge or a function may be. The first in a place must find room in time; its replacements wait, while
-        others answer."""
+        """Return name, placement group and threads for spawning a judge or function. The first worker of a place must
+        get resources within start_timeout; its replacements wait, while other workers answer."""
         group = await self._room(name, key, bundles, in_time=key not in self._rooms)
         return {"name": name, "group": group, "threads": self._threads(bundles[0])}
 
@@ -306,7 +306,7 @@ class RayExecutor:
     async def _room(
         self, name: str, key: tuple[str, int], bundles: Sequence[Mapping[str, float]], *, in_time: bool
     ) -> Any:
-        """Reserve room for a worker's processes and their successors. If it need not be found in time, wait for it."""
+        """Return a placement group for a worker's processes and their successors. Without `in_time`, wait forever."""
         asked = [dict(bundle) for bundle in bundles]
         if key not in self._rooms:
             await self._ranks_have_room.wait()
@@ -317,7 +317,7 @@ class RayExecutor:
         return self._rooms[key]
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
-        """Let a rollout worker (of those named) free its room, unless it is the last one."""
+        """Let one rollout worker (of `among`, if given) give back its resources. Return False if none may."""
         if self.pool is None or self.shares or self.inside or (number := self.pool.places.give_way(among)) is None:
             return False
         self.runtime.give_back(self._rooms.pop(("rollout", number)))
@@ -361,8 +361,8 @@ class RayExecutor:
         return await pinned(self.ranks.nodes, groups) if apart else ()
 
     async def publish(self, version: int) -> Stats:
-        """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose
-        their rollout workers first."""
+        """Send weights from the ranks to the workers; the driver gets only version, digest and sizes. First end the
+        rollout workers on nodes that are about to end."""
         if self.pool is None:
             return {}
         leaving = self.runtime.leaving()
@@ -382,7 +382,7 @@ class RayExecutor:
         await self.ranks.of(role).each(RankProcess.save, role, folder)
 
     async def written(self, folders: Sequence[Path]) -> None:
-        """Let the ranks write beside the checkpoint's place, or on their own disks, from which it comes here."""
+        """Let all ranks write their copies into the folders. Fetch files from ranks whose nodes have other disks."""
         await together(worker_group.each(Node.write, folders) for worker_group in self.ranks.worker_groups)
         for folder in folders:
             await collected(self.ranks.worker_groups, folder)

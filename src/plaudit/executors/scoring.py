@@ -1,9 +1,9 @@
-"""Judges and reward functions in processes of their own: where these start, and what is in them.
+"""Start judges and reward functions in their own processes.
 
     open -> functions begin to start -> ready: all are loaded
     judges -> begin to start when the run asks for them, while the first answers are sampled
 
-Left out: what they are asked, and what happens to it if one is lost (`rewards/workers.py`).
+Left out: requests to these processes, and the loss of a process (`rewards/workers.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Room = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str,
 
 
 class Holding:
-    """A function in the driver's own process, which says once if it keeps that from its work."""
+    """A reward function in the driver's process; it reports once if it blocks the driver for long."""
 
     def __init__(self, function: FunctionReward, key: str, say: Callable[[str], None]):
         self.function, self.key, self._say = function, key, say
@@ -58,7 +58,7 @@ class Holding:
 
 
 def reserving(settings: Settings) -> list[RewardSettings]:
-    """The reward of each process that reserves something."""
+    """Return a list with a reward's settings once for each of its processes that reserves resources."""
     return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
 
 
@@ -114,7 +114,7 @@ class Scoring:
         await together(functions.ready() for functions in self._functions.values())
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
-        """The processes of a function. Without any, it is called here, and the run says so if that takes long."""
+        """Return the processes of a function. Without any, return `here`, which reports if it blocks the driver."""
         if (which := self._which(reward)) in self._functions:
             return self._functions[which]
         return Holding(here, f"rewards.{which}", self._how["say"]) if isinstance(here, FunctionReward) else here
@@ -139,7 +139,7 @@ class Scoring:
     async def _function(
         self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int
     ) -> RayWorker[FunctionProcess]:
-        """Start a function where it has room, or beside this process, where its files are."""
+        """Start a function's process in reserved room, or beside the driver if it reserves nothing."""
         name = f"function {number} ({reward.name or reward.function or reward.kind})"
         if not reward.resources:
             return await self.runtime.beside(make, name=name)

@@ -1,10 +1,10 @@
-"""Optimizer steps by parameter servers, as the loop asks for them: the loop does not know who steps.
+"""Learners whose optimizer steps are done by parameter servers; the loop calls them as it calls others.
 
     prepare: units to free workers -> gradients -> servers: sum, norm;  apply: servers: step -> weights -> workers
 
-With local steps, workers step by themselves in `apply`, and every so many steps a round goes through the servers. A
-step ends without those who are late if `quorum` says so; what they push counts in a later step, by its tokens. A lost
-worker's units are cut again, over the others.
+With local steps, workers step by themselves in `apply`, and every `local_steps` steps the servers average their weights
+in a round. A step may end without late workers (`quorum`); their pushes count in a later step, by their tokens. A lost
+worker's units are split again over the other workers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Served(Learners):
         return stats
 
     def _ask(self, islands: Sequence[Island], units: Units, step: int, rate: float) -> None:
-        """Cut units over islands. Those without trained tokens are not asked for."""
+        """Split units over islands and start the work. An island whose shard has no trained token is not asked."""
         pairs = [
             (island, shard, share(shard)) for island, shard in zip(islands, units.shards(len(islands)), strict=True)
         ]
@@ -126,7 +126,7 @@ class Served(Learners):
         self.work = [work for work in self.work if not work.task.done()]
 
     async def _cut_again(self, step: int, rate: float) -> None:
-        """Give this step's units of lost workers to the others, and forget those of earlier steps."""
+        """Split this step's units of lost workers over the other islands, and drop such units of earlier steps."""
         for work in [work for work in self.work if work.task.done() and _lost(work.task)]:
             self.work.remove(work)
             if work.turn == self.turn:
@@ -135,7 +135,7 @@ class Served(Learners):
                 self._ask(left or await self.team.refresh(), work.units, step, rate)
 
     async def _added(self, shares: Sequence[float], pushes: Sequence[Pushed]) -> float:
-        """Let the servers sum pushes. Return the norm of the sum."""
+        """Let the servers sum the pushes, each times its share. Return the norm of the sum."""
         self.team.bytes[self.role] += sum(size for _, size in pushes)
         given = [(shares, *(messages[number] for messages, _ in pushes)) for number in range(self.settings.count)]
         return math.sqrt(sum(await self.servers.scatter(ServerPart.add, given)))
@@ -154,13 +154,13 @@ class Served(Learners):
             await self._each({work.island for work in arrived}, lambda one: one.each(Pusher.settle, False))
 
     async def _each(self, islands: Iterable[Island], ask: Callable[[Any], Awaitable[Any]]) -> list[Island]:
-        """Ask the pushers of islands. Return those that were not lost meanwhile."""
+        """Call `ask` with the pushers of each island. Return the islands that were not lost meanwhile."""
         islands = list(islands)
         found = await asyncio.gather(*(_unless_lost(ask(island.pushers(self.role))) for island in islands))
         return [island for island, one in zip(islands, found, strict=True) if one is not None]
 
     async def _own_steps(self, works: Iterable[Work], take: bool) -> None:
-        """Let each island step once, on all units that it was asked for."""
+        """Let each island take or drop one step of its own on all of its units in `works`."""
         shares = Counter[Island]()
         for work in works:
             shares[work.island] += work.share  # type: ignore[assignment]
@@ -172,14 +172,14 @@ class Served(Learners):
         await asyncio.gather(*(step(island, part) for island, part in shares.items()))
 
     async def _late_steps(self) -> None:
-        """Let those who were late take their own steps, before they are asked again."""
+        """Let late islands take their own steps, or drop skipped ones, before they get new units."""
         late = [work for work in self.work if work.task.done() and not _lost(work.task)]
         self.work = [work for work in self.work if not work.task.done()]
         for skipped in (0.0, 1.0):
             await self._own_steps((work for work in late if work.stats["skipped"] == skipped), not skipped)
 
     async def _step(self) -> None:
-        """Let the servers step, and give the new weights to all who have the last ones and are free."""
+        """Let the servers step, and give the new weights to all free islands that have the version before."""
         replies, before = self.team.ask_servers(ServerPart.step, self.role, self.rate, self.norm), self.version
         size = await self.team.sizes(replies)
         self.team.versions[self.role] += 1
@@ -200,7 +200,7 @@ class Served(Learners):
         return [island for island in self.team.free if island not in prepared]
 
     async def _round(self) -> None:
-        """Average how far workers went, by their tokens. Those who are busy come to a later round."""
+        """Average the workers' weight changes by their tokens, and step. Busy islands take part in a later round."""
         self.since, role = 0, self.role
         late = [one for one in self.team.islands if one.alive and one.missed[role] >= self.settings.max_stale]
         if tasks := [task for island in late for task in island.tasks]:
@@ -223,8 +223,8 @@ class Served(Learners):
         return all(servers) and await super().sound(whole=whole)
 
     async def save(self, path: Path) -> dict[str, Any]:
-        """Wait for those who are late, then let workers write, the first one also what servers keep. What was pushed
-        too late for the last step is not saved."""
+        """Wait until all islands are idle, then let each write its state; the first also writes the servers'. Return
+        the rest of the state. Pushes that came too late for the last step are not saved."""
         await self.team.idle()
         islands, values = await self.team.refresh(), list[dict[str, Any]]()
         replies = self.team.ask_servers(ServerPart.kept, self.role)
@@ -235,7 +235,7 @@ class Served(Learners):
         return {**values[0], "since": self.since, "tokens": [island.tokens[self.role] for island in islands]}
 
     async def restore(self, path: Path, values: Mapping[str, Any]) -> None:
-        """Also from a checkpoint of ranks, and with another number of workers and servers."""
+        """Restore servers and islands, also from a checkpoint of plain ranks, or of other numbers of processes."""
         await self.team.begin(self.role, path)
         islands, tokens = await self.team.refresh(), values.get("tokens", [])
         plain = {"passes": values["passes"]} if "passes" in values else {}
@@ -252,7 +252,7 @@ async def _unless_lost(work: Awaitable[Result]) -> Result | None:
 
 
 def _lost(task: asyncio.Task[Any]) -> bool:
-    """True if a worker was lost in it. Raises any other error."""
+    """Return True if a finished task ended with WorkerLost. Raises any other error of the task."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, WorkerLost):
         raise error

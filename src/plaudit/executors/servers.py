@@ -47,7 +47,7 @@ def _served(settings: Settings) -> Servers:
 
 
 class ServerProcess:
-    """A server in its process."""
+    """A parameter server in its process; `part(role)` yields its share of that role's model."""
 
     def __init__(self, recipe: Mapping[str, Any]):
         from plaudit.settings.recipes import load_settings
@@ -62,7 +62,7 @@ class ServerProcess:
 
 
 class ServedProcess(RankProcess):
-    """A rank of an island. Its part `PUSHING + role` speaks with the servers."""
+    """A rank of an island. Its part named `PUSHING + role` is the `Pusher`, which exchanges data with servers."""
 
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
         super().build(address, rank, world, timeout)
@@ -77,7 +77,7 @@ class ServedProcess(RankProcess):
 
 
 class ServedRankGroups(RankGroups):
-    """Servers are what `RayExecutor` calls ranks: if one is lost, the run goes back to a checkpoint."""
+    """Here `workers`, which `RayExecutor` watches, are the servers: losing one takes the run back to a checkpoint."""
 
     places: Places[Any] | None = None
     team: Team[Any]
@@ -96,7 +96,7 @@ class ServedRankGroups(RankGroups):
 
 
 class ServerExecutor(RayExecutor):
-    """The first island that is free does what one rank can."""
+    """An executor with parameter servers. The first free island publishes weights and saves models."""
 
     kind = ServedRankGroups
     ranks: ServedRankGroups
@@ -134,7 +134,7 @@ class ServerExecutor(RayExecutor):
         self.ranks.worker_groups = [team.islands[0].worker.worker_group]
 
     async def _island(self, number: int) -> Worker[ServedProcess]:
-        """Start a worker's ranks, and let them meet."""
+        """Start the ranks of a training worker, join them and return them as one worker."""
         from plaudit.runtime.ray_worker_group import GroupWorker, RayWorkerGroup
 
         settings = self.settings.runtime
@@ -172,12 +172,12 @@ class ServerExecutor(RayExecutor):
         await self._by_one(lambda: super(ServerExecutor, self).save(role, folder))
 
     async def written(self, folders: Sequence[Path]) -> None:
-        """Workers may be lost at any time, so that they write as they save. What they wrote comes here."""
+        """Fetch the files from the living islands. They have written them already in `save`, as any may be lost."""
         for folder in folders:
             await collected([island.worker.worker_group for island in self.ranks.team.islands if island.alive], folder)
 
     async def _by_one(self, ask: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Let one island do what all could, and another if it is lost."""
+        """Return the result of `ask` by a free island; if that is lost, try another. Raises a server's WorkerLost."""
         while True:
             self.ranks.worker_groups = [(await self.ranks.team.refresh())[0].worker.worker_group]
             try:

@@ -32,7 +32,7 @@ PAUSE = 0.02
 
 @dataclass(eq=False)
 class Island:
-    """A worker: one rank, or several that meet in collectives."""
+    """A training worker with a whole replica: one rank, or several that meet in collectives."""
 
     worker: GroupWorker[Any]
     versions: dict[str, int] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Island:
         return self.worker.worker_group.part(Pusher, PUSHING + role)
 
     def references(self, method: Callable[..., Any], role: str, *arguments: Any, parts: int) -> list[Any]:
-        """Ask the first rank's `Pusher`."""
+        """Call a method of the first rank's `Pusher` that returns `parts` values. Return a reference to each."""
         return self.worker.worker_group.first.references(method, *arguments, parts=parts, part=PUSHING + role)
 
     def does(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Work in the background; the island is busy until it ends."""
+        """Start `work` as a task and return it. The island counts as busy until the task ends."""
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -65,8 +65,8 @@ class Island:
 
 
 class Team(WorkerGroup[Kind_co]):
-    """All ranks of free islands as one worker group, of which each can do the work of another. Its number changes in
-    `refresh` and with every loss."""
+    """All ranks of current islands as one worker group; each can do the work of another. The number of ranks changes
+    in `refresh` and with every loss."""
 
     def __init__(self, places: Places[Any], servers: RayWorkerGroup[Any], settings: Servers):
         self.places, self.servers, self.settings = places, servers, settings
@@ -76,7 +76,7 @@ class Team(WorkerGroup[Kind_co]):
         """What has travelled since it was last asked for, by role."""
 
     async def begin(self, role: str, path: Path | None = None) -> None:
-        """Let the servers begin with the weights of a worker, or with what it finds at the path."""
+        """Load the servers with a free worker's weights of a role, or with the state that it reads at `path`."""
         worker: Any = (await self.places.free())[0].worker
         *parts, _ = Island(worker).references(Pusher.begun, role, path, parts=self.settings.count + 1)
         await self.servers.part(ServerPart, role).scatter(ServerPart.load, [(part,) for part in parts])
@@ -110,7 +110,7 @@ class Team(WorkerGroup[Kind_co]):
         return [server.references(method, *arguments, parts=2, part=role) for server in servers]
 
     async def sizes(self, replies: Sequence[Sequence[Any]]) -> int:
-        """The sum of what servers returned second."""
+        """Return the sum of the second value of each server's reply."""
         pairs = zip(self.servers.workers, replies, strict=True)
         return sum([await server.fetched(size) for server, (_, size) in pairs])
 
@@ -120,7 +120,7 @@ class Team(WorkerGroup[Kind_co]):
 
     @property
     def current(self) -> list[Island]:
-        """Islands that can be asked now."""
+        """Free islands that have the servers' newest weights of every role."""
         return [island for island in self.free if island.versions == self.versions]
 
     @property
@@ -150,7 +150,7 @@ class Team(WorkerGroup[Kind_co]):
                 rank = None
 
     async def idle(self) -> None:
-        """Wait until nobody works."""
+        """Wait until no island has a task."""
         while tasks := [task for island in self.islands for task in island.tasks]:
             await asyncio.wait(tasks)
 

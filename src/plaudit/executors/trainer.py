@@ -87,8 +87,8 @@ def initial_model(
     axis: Axis = ALONE,
     stage: Stage = WHOLE,
 ) -> LanguageModel:
-    """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one. On a
-    tensor `axis`, or a `stage` of a pipeline, it is this rank's part."""
+    """Return a role's model as a run starts with it. `deferred`: a native model's values are loaded only when it is
+    placed. `axis` and `stage`: return this rank's tensor-parallel part and pipeline stage."""
     path = initial_path(settings, tokenizer, role)
     common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
     common |= {"deferred": deferred, "axis": axis, "stage": stage}
@@ -98,14 +98,14 @@ def initial_model(
 
 
 def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
-    """The folder or hub id that a role's model starts from; None for a fresh one."""
+    """Return the folder or hub id that a role's model starts from; None for a fresh one."""
     if role is Role.CRITIC:
         return settings.critic.path or judge_for_critic(settings, tokenizer) or settings.model.path
     return settings.model.path
 
 
 def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
-    """The first judge of the run whose tokens are the policy's."""
+    """Return the path of the run's first judge with the policy's tokens, or None; warn of judges with others."""
     judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
     for path in judges:
         if not contradict(load_tokenizer(path), tokenizer):
@@ -120,7 +120,7 @@ class Trainer:
     def __init__(
         self, settings: Settings, plan: Plan, ranks: Ranks | None = None, roles: Collection[Role] = tuple(Role)
     ):
-        """`roles`: those that have their model here, if the method has them."""
+        """`roles`: roles whose models this rank has, if the method uses them."""
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
         self.objective: Objective = settings.objective
         self.passes = Passes.of(settings.learn)
@@ -160,8 +160,8 @@ class Trainer:
 
     @contextmanager
     def part(self, role: str) -> Iterator[Scorer | Watched]:
-        """Give the learner or scorer of a role, or what was watched. Raises RankOutOfMemory if other ranks may wait for
-        this one."""
+        """Yield the learner or scorer of a role, or `watched`. With several ranks, an out-of-memory error inside
+        becomes RankOutOfMemory, since other ranks may wait for this one."""
         try:
             yield self.watched if role == WATCHED else self.members[Role(role)]
         except Exception as error:
@@ -190,7 +190,7 @@ class Trainer:
         self.keep(filled(share, folder, most=FILE_BYTES, adapters=adapters))
 
     def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
-        """Write everything of a model's folder but the weights themselves, for which there is room then."""
+        """Write a model's folder, adapters included, but only make room for the weights in their files."""
         model = self.models[Role(role)]
         folder.mkdir(parents=True, exist_ok=True)
         begin_weights(share, folder, most=FILE_BYTES)
@@ -201,7 +201,7 @@ class Trainer:
             save_lora(model, folder / FOLDER, base=base, tensors=adapters)
 
     def onload(self) -> None:
-        """Be ready to train."""
+        """Bring all models' offloaded state back to the device, to be ready to train."""
         for member in self.members.values():
             member.onload()
 
@@ -225,7 +225,7 @@ class Trainer:
     # --- models
 
     def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
-        """Make a role's model as training continues here."""
+        """Return a role's model from the plan's checkpoint, or from its start without one, with LoRA if set."""
         saved = None if self.plan.resume is None else self.store.model(role, self.plan.resume)
         lora = self.settings.adapters(role)
         if lora.rank > 0:
@@ -280,7 +280,7 @@ class Trainer:
             )
 
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
-        """Choose a placement. `waits`: in host memory until it is used."""
+        """Return a model's placement among the ranks. `waits`: the model stays in host memory until it is used."""
         place = self._along_data(model, waits=waits)
         if isinstance(model, Decoder) and model.axis.size > 1:
             place = Cut(place, model, self.axes.tensor)
@@ -334,7 +334,7 @@ class Trainer:
 
 
 class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
-    """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
+    """A rank in a separate process; `build` joins the other ranks and makes the models. `recipe` has plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):
         self.recipe, self.plan, self.roles = recipe, plan, roles
@@ -344,7 +344,7 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         return free_address()
 
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
-        """Join the others. Before, there are neither ranks nor models."""
+        """Join the process group of all `world` ranks, then build this rank's models."""
         from plaudit.settings.recipes import load_settings
 
         keep_freed_memory()
@@ -365,24 +365,24 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         make_room()
 
     def parcel_bytes(self) -> int:
-        """The size of what all ranks give of the policy's weights."""
+        """Return the bytes of the policy's weights that all ranks send together."""
         return self.publisher.bytes()
 
     def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
-        """Return a part of what this rank gives samplers of the policy's weights, and what the driver must know of it.
-        All ranks must be called, first for part 0."""
+        """Return a part of this rank's policy weights for samplers (None without one), and its digest and sizes for the
+        driver. All ranks must be called, first for part 0."""
         if part == 0:
             self.publisher.begin(version)
         sent = self.publisher.parcel(part)
         return sent, self.publisher.told(part, sent)
 
     async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]:
-        """Return the same part whole, also while this rank is at work. Raises NotHeldError if there is a newer one."""
+        """As `parcel`, but whole, and beside this rank's other work. Raises NotHeldError for any other version."""
         whole = self.publisher.whole(version, part)
         return whole, self.publisher.told(part, whole)
 
     def hold(self, version: int, device: str) -> Given:
-        """As `parcel` of all parts, but keep them to be sent from here."""
+        """Pack all parts as one parcel and keep it for `send`. Return its digest and sizes."""
         self.publisher.begin(version)
         if (held := self.publisher.all(device)) is None:
             self.sender.parcel = self.sender.changes = None

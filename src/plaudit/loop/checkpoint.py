@@ -42,7 +42,7 @@ class Store:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, copies: Copies | None = None):
-        """`copies` has every checkpoint too, as soon as it is committed here."""
+        """`copies` receives each checkpoint once it is committed in `folder`."""
         self.folder, self.copies = folder, copies
 
     def write(
@@ -104,11 +104,11 @@ class Store:
             return _publish(self.folder / role / name, write)
 
     def staging(self, role: str, part: str = "") -> Path:
-        """A folder for a role's files before they are saved; `sweep` removes what is left there."""
+        """Return the path of a temporary folder for a role's files before they are committed; `sweep` removes it."""
         return self.folder.resolve() / role / f".writing-ahead{part}"
 
     def names(self) -> list[str]:
-        """Names of committed checkpoints, oldest first."""
+        """Return the names of committed checkpoints in `folder`, oldest first."""
         found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]
         return sorted(found, key=step_of)
 
@@ -143,11 +143,11 @@ class Store:
         return load_file(folder / "tensors.safetensors"), self._values(folder)
 
     def model(self, role: str, name: str | None = None) -> Path:
-        """Folder of a role's model in checkpoint `name`; by default the best (`evaluate.best`), else the newest."""
+        """Return the folder of a role's model in checkpoint `name`, by default in the best, or else the newest one."""
         return self.folder / role / (name or self._best_or_newest())
 
     def _best_or_newest(self) -> str:
-        """The best checkpoint named in the newest whole one, if it is whole too; else the newest."""
+        """Return the best checkpoint that the newest whole one names, if it is whole too; else the newest."""
         newest = self.latest()[0]
         best = best_checkpoint(self.folder / STATE / newest)
         if best is None or best == newest:
@@ -160,11 +160,11 @@ class Store:
 
     @property
     def place(self) -> str:
-        """Where checkpoints are, for people."""
+        """The folder, and the address of copies if there is one, as text for messages."""
         return str(self.folder) + ("" if self.copies is None else f" and {self.copies.there.name}")
 
     def fetch(self, name: str | None) -> None:
-        """Copy a checkpoint here that only `copies` has; of "latest" the newest that is whole."""
+        """Copy checkpoint `name` from `copies` unless `folder` has it whole; of "latest" the newest that is whole."""
         there = [] if self.copies is None or name is None else self.copies.names()
         wanted = there[::-1] if name == "latest" else [one for one in there if one == name]
         for one, fetched in itertools.product(wanted, (False, True)):
@@ -175,7 +175,7 @@ class Store:
                 return
 
     def _everywhere(self) -> list[str]:
-        """Names of committed checkpoints here and among the copies."""
+        """Return the names of checkpoints committed in `folder` or at the address of copies, oldest first."""
         return sorted({*self.names(), *(() if self.copies is None else self.copies.names())}, key=step_of)
 
     def prune(self, keep: int, *, spare: str | None = None) -> None:
@@ -191,7 +191,7 @@ class Store:
                 self._remove(later)
 
     def sweep(self) -> None:
-        """Remove what an interrupted save or removal left. If there are no states at all, models stay."""
+        """Remove files that an interrupted save or removal left. Without any committed state, model folders stay."""
         for path in self.folder.glob("*/.writing-*"):
             shutil.rmtree(path, ignore_errors=True)
         committed = set(self.names())
@@ -200,7 +200,7 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, name: str) -> None:
-        """Remove the state first: half a removal then leaves no checkpoint."""
+        """Remove a checkpoint here and from `copies`, its state first, so that half a removal leaves none."""
         if self.copies is not None:
             self.copies.remove(name)
         folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
@@ -214,14 +214,14 @@ class Store:
 
 
 def step_of(name: str) -> int:
-    """The step of a checkpoint's name."""
+    """Return the global step in a checkpoint's name."""
     match = _NAME.fullmatch(name)
     assert match is not None, name
     return int(match[1])
 
 
 def _publish(target: Path, write: Writer) -> str:
-    """Write, flush, seal and rename. Return the digest of the manifest."""
+    """Write a folder under a temporary name, add its manifest, flush and rename it. Return the manifest's digest."""
     writing = target.parent / f".writing-{target.name}"
     shutil.rmtree(writing, ignore_errors=True)
     make_folder(target.parent)
@@ -252,7 +252,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Paths of all files in the folder and below, relative to it."""
+    """Return the sorted paths of all files in the folder and below, relative to it."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(str(path.relative_to(folder)) for path in found)
 
@@ -279,7 +279,7 @@ def _hidden(name: str) -> bool:
 
 
 def moved(staging: Path, folder: Path) -> None:
-    """Move a writer's files from the folder where they were written ahead."""
+    """Move all files of `staging` into `folder`, and remove `staging`."""
     for path in list(staging.iterdir()):
         path.rename(folder / path.name)
     staging.rmdir()

@@ -1,8 +1,8 @@
-"""Copies of a run's checkpoints at an address (`save.to`), in the folders that they have here.
+"""Copy a run's checkpoints to an address (`save.to`), in the same folders as in the run's own folder.
 
     Store.write -> Copies.put: roles, then the state, its manifest last;  fetch -> the newest that is whole, back here
 
-A checkpoint is there once the manifest of its state is. Removal begins with that file.
+A checkpoint counts as copied once the manifest of its state is at the address. Removal begins with that file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CopyError(UnwritableError):
 
 
 class Copies:
-    """The caller promises to put only checkpoints that are whole."""
+    """The checkpoints at an address. The caller promises to `put` only checkpoints that are whole."""
 
     def __init__(self, address: str, beside: Sequence[str] = ()):
         """`beside`: files of the run's folder that are copied with each checkpoint."""
@@ -38,7 +38,7 @@ class Copies:
         """Checkpoints of another run that this one will take the place of."""
 
     def opened(self, *, overwrite: bool, resumes: bool) -> Copies:
-        """Raise AddressError unless files can be written there and removed again, and no other run is there."""
+        """Return self. Raises AddressError unless the address is writable and has no other run (or `overwrite`)."""
         try:
             self.there.write(b"", ".plaudit", "writable")
             self.there.remove(".plaudit")
@@ -60,11 +60,11 @@ class Copies:
             self.overwritten.pop()
 
     def names(self) -> list[str]:
-        """Committed checkpoints there, oldest first."""
+        """Return the names of committed checkpoints at the address, oldest first."""
         return committed(self.there)
 
     def put(self, folder: Path, names: Sequence[str]) -> None:
-        """Copy those of a run's checkpoints that are not there yet."""
+        """Copy the named checkpoints that the address lacks, then all `beside` files. Raises CopyError."""
         with self._working():
             there = self.names()
             for name in (name for name in names if name not in there):
@@ -77,14 +77,14 @@ class Copies:
                     self.there.write(file.read_bytes(), one)
 
     def remove(self, name: str) -> None:
-        """Remove the state's manifest first: half a removal then leaves no checkpoint."""
+        """Remove a checkpoint from the address, its state's manifest first, so that half a removal leaves none."""
         with self._working():
             self.there.remove(STATE, name, MANIFEST)
             for role in {path.split("/")[0] for path in self.there.found() if f"/{name}/" in path}:
                 self.there.remove(role, name)
 
     def fetch(self, folder: Path, name: str) -> None:
-        """Copy a checkpoint here, the state last, and the files beside it that are not here."""
+        """Copy a checkpoint into `folder`, its state last, with missing `beside` files and the best checkpoint."""
         found = self.there.found()
         for one in self.beside:
             if one in found and not (folder.parent / one).exists():

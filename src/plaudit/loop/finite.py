@@ -56,7 +56,7 @@ async def check_weights(models: Models, step: int) -> None:
 
 @contextmanager
 def diverged(step: int) -> Iterator[None]:
-    """Turn logits that are not finite into NonFiniteError: answers inside are drawn from the policy."""
+    """Turn a FloatingPointError (logits that are not finite) from sampling inside into NonFiniteError."""
     try:
         yield
     except FloatingPointError as error:

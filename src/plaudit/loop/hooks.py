@@ -116,7 +116,7 @@ class RecordEvents:
 
 
 class During:
-    """A hook whose time is recorded as a phase of the learner."""
+    """Wrap a hook and record its time as a phase of the learner."""
 
     def __init__(self, hook: Hook, phase: str, doing: Doing):
         self.hook, self.phase, self.doing = hook, phase, doing
@@ -141,7 +141,7 @@ class Evaluate:
 
 
 def validation_loss(models: Models, items: Sequence[Sequence[Row]]) -> Callable[[], Awaitable[Stats]]:
-    """Return a function that computes the loss and its figures on held-out rows; it is called `loss` for every role."""
+    """Return a function that computes losses and figures on held-out rows; `loss/<role>` is renamed to `loss`."""
     rows = [row for item in items for row in item]
     return partial(_validation_loss, models, Batch.of(rows, unit=models.objective.unit))
 
@@ -188,8 +188,8 @@ class SaveCheckpoint:
         written: Callable[[Sequence[Path]], Awaitable[None]],
         mirror: Callable[[Remembered], Awaitable[None]],
     ):
-        """`save` copies a role's model for a folder; `written` writes everything that was copied; `mirror` copies what
-        ranks hold after a step to other nodes."""
+        """`save` copies a role's model, to be written to a folder; `written` writes everything that was copied;
+        `mirror` copies the ranks' state after a step to other nodes."""
         self.mirror = mirror
         self.store, self.due, self.models, self.source = store, due, models, source
         self.memory, self.best, self.keep, self.save, self.written = memory, best, keep, save, written
@@ -245,7 +245,7 @@ class SaveCheckpoint:
         error.add_note(self.store.left())
 
     async def _committed(self) -> None:
-        """Wait for the write under way. Raises what it failed with."""
+        """Wait for the checkpoint that is being written, if any. Raises the error of that write."""
         if self._writing is not None:
             await asyncio.wait((self._writing,))  # it goes on if this is cancelled
             writing, self._writing = self._writing, None
@@ -261,7 +261,7 @@ class SaveCheckpoint:
         return Remembered(progress, values, torch.get_rng_state(), self.models.moves)
 
     async def _save(self, remembered: Remembered) -> None:
-        """Copy the state, and begin to write it."""
+        """Copy the state and start to write it in the background. Raises NonFiniteError if a value is not finite."""
         await self._committed()
         progress, memory = remembered.progress, remembered.values["memory"]
         if not (await self.models.sound(whole=True) and all(map(math.isfinite, memory.values()))):
@@ -307,7 +307,7 @@ class SaveCheckpoint:
 async def restore(
     store: Store, name: str, models: Models, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Restore everything but model weights, which are loaded from the same checkpoint when the models are built."""
+    """Restore all but model weights, which are loaded when models are built. Remove later checkpoints."""
     tensors, values = store.read(name)
     for role, actor in models.trained.items():
         await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
@@ -318,7 +318,7 @@ async def restore(
 def restored(
     values: Mapping[str, Any], rng: Tensor, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Restore everything but models and optimizers, as `SaveCheckpoint` remembered it."""
+    """Restore source, memory, best evaluation and random generator from a `Remembered`; return its progress."""
     values = json.loads(json.dumps(values))  # which may be restored again, also from a file
     source.restore(values["source"])
     memory.clear()
@@ -334,8 +334,8 @@ async def validation_rewards(
     waited: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]],
     record: Callable[[Sequence[Group]], None],
 ) -> Stats:
-    """Rewards and lengths of fresh answers to held-out prompts, with the same prompts and seeds every time. `waited`
-    waits for failed rewards and returns the groups; `record` then receives them."""
+    """Sample answers to held-out prompts, with the same seeds every time, and return figures of their rewards and
+    lengths. `waited` waits for failed rewards and returns the groups; `record` then receives these groups."""
     groups = await waited(await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts)))
     record(groups)
     return rollout_figures(groups)
@@ -362,6 +362,6 @@ class Track:
 
 
 def group_text(group: Group) -> str:
-    """A prompt and its answers with their rewards, for people to read."""
+    """Return a prompt and its answers with their rewards as text."""
     answers = [f"reward {one.reward}: {one.completion.text}" for one in group.responses]
     return visible("\n\n".join([f"prompt: {group.prompt.text}", *answers]))

@@ -1,4 +1,4 @@
-"""The models of a run by call, as the loop asks for them: typed and awaitable, in any process.
+"""Typed, awaitable handles by which the loop calls a run's models, whichever processes these are in.
 
 loop: Batch -> Models.annotate, prepare, apply -> worker group -> Scorer, Learner of each rank -> columns, figures
 """
@@ -24,7 +24,7 @@ AnyGroup = WorkerGroup[Any]
 
 
 class Scorers:
-    """The group of a model that is run and not trained. Those with the same `home` are in the same processes."""
+    """The worker group of a model that is only evaluated. Models with the same `home` are in the same processes."""
 
     def __init__(self, worker_group: AnyGroup, home: object = None):
         self.worker_group: WorkerGroup[Scorer] = worker_group
@@ -33,15 +33,15 @@ class Scorers:
         """Number of times that its weights were asked to move."""
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Return the batch with this role's columns: what a pass reads goes to the ranks, new columns come back."""
+        """Return the batch with this role's columns. Only columns that a forward pass reads are sent to the ranks."""
         return batch.rejoined(await self.worker_group.split(Scorer.columns, batch.sequences()))
 
     async def sound(self, *, whole: bool) -> bool:
-        """True if the weights are finite on every rank; with `whole`, also all else that a checkpoint has of them."""
+        """True if weights that move are finite on every rank; with `whole`, also frozen ones, masters and moments."""
         return all(await self.worker_group.each(Scorer.sound, whole))
 
     async def follow(self, share: float) -> None:
-        """Move a reference by `share` of the way towards the policy, which is on every rank too."""
+        """Move an EMA reference by `share` of the way towards the policy, which the same ranks have."""
         self.moves += 1
         await self.worker_group.each(Scorer.follow, share)
 
@@ -52,8 +52,8 @@ class Learners(Scorers):
     worker_group: WorkerGroup[Learner]
 
     async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
-        """Compute gradients of a weighed batch, spread over the ranks, and return figures that all ranks agree on. Call
-        `apply` afterwards. `rate` multiplies the learning rate."""
+        """Split a weighed batch over the ranks, compute its gradients and return rank 0's figures, which all ranks
+        share. Call `apply` afterwards. `rate` multiplies the learning rate."""
         return (await self.worker_group.split(Learner.prepare, batch, step, rate))[0]
 
     async def apply(self, take: bool) -> None:
@@ -100,7 +100,7 @@ class Models:
     def together(
         cls, ranks: AnyGroup, objective: Objective, reference_ema: float, apart: Mapping[str, AnyGroup] | None = None
     ) -> Self:
-        """Every model on every rank of a group, as a part named for its role; roles that are `apart` on another."""
+        """Return all models as parts, named for their roles, of the group `ranks`; roles in `apart` on that group."""
         homes = {role: (apart or {}).get(role, ranks) for role in Role}
         trained = {role: Learners(homes[role].part(Learner, role), homes[role]) for role in objective.losses()}
         asked, home = Role.REFERENCE in objective.asks, homes[Role.REFERENCE]
@@ -118,7 +118,7 @@ class Models:
 
     @property
     def saved(self) -> Mapping[Role, Scorers]:
-        """The models that a checkpoint holds: those that move."""
+        """Models whose weights a checkpoint holds, by role: the trained ones and an EMA reference."""
         moving = {Role.REFERENCE: self.reference} if self.reference is not None and self.reference_ema else {}
         return {**self.trained, **moving}
 
@@ -132,15 +132,15 @@ class Models:
         return all([await model.sound(whole=whole) for model in self.saved.values()])
 
     async def seen(self, groups: Sequence[int]) -> list[Seen]:
-        """Return what the policy's ranks computed of these groups' tokens since the last call."""
+        """Return the policy's log-probs and entropies of these groups since the last call; [] if none are watched."""
         if self.watched is None:
             return []
         ranks = (await self.watched.each(Watched.taken, groups))[:: self.watched.width]  # others have seen the same
         return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Fill the columns that the objective asks for and that the rows lack: at once where the models are in
-        different processes."""
+        """Return the batch with the columns that the objective asks for; a reference column that it has already is
+        kept. Models in different processes compute concurrently."""
         asks, asked = self.objective.asks, list[Scorers]()
         if self.objective.recompute_old:
             asked.append(self.trained[Role.POLICY])
@@ -161,8 +161,8 @@ class Models:
         return first.with_columns(**{name: one for items in new for name, one in items if name not in batch.columns()})
 
     async def prepare(self, batch: Batch, step: int) -> tuple[list[Learners], Stats]:
-        """Compute the gradients of an update, the policy's first. Return the models that have them, and figures; those
-        of other models are left out if the policy's are skipped or halted."""
+        """Compute an update's gradients: concurrently if each model has its own processes, else in turn, the policy
+        first. Return the models that were asked, and figures; none of models after one that is skipped or halted."""
         stats, prepared = Stats(), list[Learners]()
         models = sorted(self.trained.items(), key=lambda item: item[0] is not Role.POLICY)
         homes = by_home([model for _, model in models])
@@ -178,6 +178,6 @@ class Models:
         return prepared, stats
 
     async def follow(self) -> None:
-        """Let a moving reference follow the policy, after a step."""
+        """Move an EMA reference towards the policy after a step; without one, do nothing."""
         if self.reference is not None and self.reference_ema:
             await self.reference.follow(self.reference_ema)

@@ -121,7 +121,7 @@ class OnlineSource:
         self.consumed = self.drawn = int(state["consumed"])
 
     async def close(self) -> None:
-        """Cancel running rollouts. A resumed run draws again what was not consumed."""
+        """Cancel running rollouts. A resumed run samples again for the prompts that were not consumed."""
         tasks = [*self._running, *filter(None, [self._feeder])]
         for task in tasks:
             task.cancel()

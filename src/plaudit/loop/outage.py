@@ -56,15 +56,15 @@ class Outage:
         self.listeners: list[Callable[[str], None]] = []
 
     async def mended(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with no more than the allowed share of failed rewards. Raises RewardFailureError."""
+        """As `waited`, and raise RewardFailureError if more than the allowed share of rewards still failed."""
         groups = await self.waited(groups)
         if self._share(groups) > self.most:
             raise RewardFailureError(f"{self._failure(groups)}.")
         return groups
 
     async def waited(self, groups: Sequence[Group]) -> list[Group]:
-        """As `mended`, but more rewards may have failed permanently. Raises RewardFailureError once patience is used
-        up."""
+        """Return the groups after asking again for failed rewards, if more than the allowed share failed. Too many may
+        remain failed if all look permanent. Raises RewardFailureError once patience is used up."""
         if self._share(groups) <= self.most:
             return list(groups)
         return await unless(self._stop, self._asked_again(list(groups)))
@@ -111,12 +111,12 @@ class Outage:
 
 
 def failed(groups: Sequence[Group]) -> list[Response]:
-    """Responses whose reward failed."""
+    """Return the responses whose reward failed."""
     return [response for group in groups for response in group.responses if response.score.failed]
 
 
 def _usual_reason(groups: Sequence[Group]) -> str:
-    """The most frequent reason, among transient ones if there are any."""
+    """Return the most frequent reason of failure, of transient failures if there are any; at most 200 characters."""
     found = failed(groups)
     found = [response for response in found if response.score.transient] or found
     ((reason, _),) = Counter(str(response.score.reason) for response in found).most_common(1)

@@ -86,7 +86,7 @@ class Progress:
 
     @property
     def name(self) -> str:
-        """Name of a checkpoint taken here."""
+        """Name of a checkpoint that is saved after this step."""
         return f"epoch{self.epoch}epochstep{self.epoch_step}globalstep{self.step}"
 
     def state(self) -> dict[str, Any]:

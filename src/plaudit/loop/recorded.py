@@ -1,4 +1,4 @@
-"""Record what each step of an online run learned from, and replay it instead of sampling.
+"""Record the groups of each step of an online run, and replay them instead of sampling.
 
     step -> RecordGroups -> groups.jsonl -> RecordedRun.rollout -> the same groups, by the same loop -> the same weights
 
@@ -32,7 +32,7 @@ class RecordGroups:
     of threads per rank, on which the last bits of a sum depend."""
 
     def __init__(self, sink: JsonLines, *, after: int, threads: int):
-        """Continue after step `after`; lines of later steps are removed."""
+        """Remove lines of steps after `after`. Raises RecordError if earlier steps are missing or `threads` differs."""
         self.sink, path = sink, sink.path
         self.sink.truncate_after(after)
         if not path.exists() or not path.stat().st_size:
@@ -95,7 +95,7 @@ class RecordedRun:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the offset and the content of each whole line."""
+    """Yield the byte offset and the parsed JSON of each complete line."""
     place = 0
     with opened(path) as file:
         for line in file:

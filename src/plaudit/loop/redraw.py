@@ -1,9 +1,9 @@
-"""Draw answers again that are lost with the node that sampled them.
+"""Draw answers again if they are lost with the node that sampled them.
 
 lost before they are scored -> drawn again -> group
 groups of a step -> those whose answers ranks cannot fetch -> drawn again -> rows, Batch
 
-Without lag the same weights draw the same answers. Left out: which of them are lost (`executors/pinned.py`).
+Without lag the same weights draw the same answers. Left out: how lost answers are found (`executors/pinned.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LastingRollouter(Rollouter):
         return await super().rollout(index, prompt)
 
     async def again(self, group: Group, lasting: bool) -> Group:
-        """As a `Rollouter`'s; if the answers are lost, the group is a new one."""
+        """As `Rollouter.again`, but if the answers are lost, return a new group for the same prompt."""
         try:
             return await super().again(group, lasting)
         except AnswersLost:
@@ -46,14 +46,14 @@ class LastingRollouter(Rollouter):
 
 
 class LastingSource(OnlineSource):
-    """An `OnlineSource` whose deliveries do not need the nodes that sampled them."""
+    """An `OnlineSource` whose delivered answers survive the loss of the nodes that sampled them."""
 
     def __init__(self, *given: Any, lost: Lost, say: Callable[[str], None], **more: Any):
         super().__init__(*given, **more)
         self.lost, self.say = lost, say
 
     async def next(self) -> Delivery:
-        """Raises AnswersLost if the answers to a prompt are lost TRIES times."""
+        """Draw lost answers of the delivery again. Raises AnswersLost if some are still lost after TRIES - 1 times."""
         delivery = await super().next()
         groups = await self._redrawn(delivery)
         if all(one is other for one, other in zip(groups, delivery.groups, strict=True)):
@@ -63,8 +63,8 @@ class LastingSource(OnlineSource):
         return replace(delivery, batch=batch, groups=tuple(groups), stats=stats)
 
     async def _redrawn(self, delivery: Delivery) -> list[Group]:
-        """The delivery's groups; new ones for those that are lost, until none is. Dropped ones are kept for hooks, as
-        far as they are there."""
+        """Return the delivery's groups, with newly drawn groups in place of lost ones, until none is lost. Hold answers
+        of dropped groups too, for hooks, but do not draw them again."""
         groups, count = [*delivery.groups, *delivery.dropped], len(delivery.groups)
         for losses in itertools.count(1):
             if not (gone := [number for number in await self.lost(groups) if number < count]):

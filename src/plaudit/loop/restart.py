@@ -24,7 +24,7 @@ ROLLBACKS = 1
 
 
 class Restart:
-    """`resume` names the checkpoint to begin from; None is the start."""
+    """Decide where a run continues after a failure. `resume` names that checkpoint; None means the run's start."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Restart:
         say: Callable[[str], None],
         mirrors: bool = False,
     ):
-        """`passes`: tokens in one with gradients, and in one without. `longest`: of the longest row, their least.
-        `rollback_rate`: factor of all learning rates after a rollback; None: there is none. `mirrors`: ranks have
-        some."""
+        """`passes`: tokens of a pass with gradients, and without. `longest`: tokens of the longest row; if passes that
+        small run out of memory, the run ends. `rollback_rate`: factor of learning rates after a rollback; None: no
+        rollbacks. `mirrors`: True if other nodes keep copies of the ranks' state."""
         self.store, self.resume, self.longest = store, resume, longest
         self.rollback_rate, self.say = rollback_rate, say
         self.micro_tokens, self.score_tokens = passes
@@ -58,8 +58,8 @@ class Restart:
         return progress
 
     def after(self, error: Exception, failures: Callable[[WorkerLost], None]) -> None:
-        """Choose where the run continues after an error of GOES_BACK. Otherwise raise what ends it, with a note about
-        the newest checkpoint. `failures` counts lost ranks and may raise."""
+        """Choose and report where the run continues after an error of GOES_BACK. Raises the error that ends the run, if
+        one does, with a note that names the newest checkpoint. `failures` counts lost ranks and may raise."""
         before = error.suspect if isinstance(error, NonFiniteError) else None
         try:
             how = self._changed(error, failures)
@@ -78,7 +78,7 @@ class Restart:
         self.say(f"{what}; continuing from {mirrored}{self.resume or 'the start'}{how}")
 
     def _changed(self, error: Exception, failures: Callable[[WorkerLost], None]) -> str:
-        """Describe what differs from now on. Raises what ends the run."""
+        """Change passes or learning rates if the error asks for it; return text about it. Raises what ends the run."""
         if isinstance(error, WorkerLost):
             if not isinstance(error, AnswersLost):
                 failures(error)

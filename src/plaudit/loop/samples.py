@@ -1,8 +1,8 @@
-"""A hook that records every answer of a step, with what sampler, learner and rewards say of it.
+"""A hook that records a step's answers with log-probs, entropies, advantages and rewards, within a budget of bytes.
 
-    groups of a step, the batch's columns, what the learner saw -> one record an answer -> monitor/samples.py
+    groups of a step, the batch's columns, the learner's log-probs -> one record per answer -> monitor/samples.py
 
-It reads and never changes anything, so a run has the same weights with and without it.
+The hook changes nothing in the run, so the weights are the same with and without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Key = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A row's columns about its trained tokens, each with an entry for every token of the row."""
+    """One row's columns, each with an entry per token of the row; `learner` holds log-probs. None if not computed."""
 
     trainable: Any
     advantages: Any = None
@@ -51,7 +51,7 @@ class Columns:
 
 
 class Pieces:
-    """The text of each token of an answer. If several tokens share a character, the first has the text of all."""
+    """Return one text per token. If several tokens share a character, the first has the text of all, the others ''."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
@@ -82,8 +82,8 @@ class Pieces:
 class RecordSamples:
     """Record each step's groups: those of validation, those learned from, and those that were dropped.
 
-    `decode` gives the text of tokens. `seen` gives what the learner saw of some groups in this step. Only groups that
-    fit into the step's share of the budget are asked for, so that a large step costs no more than a small one.
+    `decode` returns the text of tokens. `seen` returns the learner's log-probs and entropies of the given groups. It is
+    asked only for groups that fit into the step's share of the budget, so a large step costs no more than a small one.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RecordSamples:
         return (self._of_group(group, rows) for group in groups)
 
     def _of_group(self, group: Group, rows: dict[Key, list[Columns]]) -> list[dict[str, Any]]:
-        """Empty if nothing holds the answers any more: those of validation, and dropped ones."""
+        """Return one record per response of the group, or [] if no process holds its answers any more."""
         with suppress(AnswersLost):
             return list(sample_records(group, rows, self.pieces))
         return []
@@ -137,7 +137,7 @@ def recording(
     steps: int,
     after: int,
 ) -> Iterator[RecordSamples]:
-    """A hook that records into a file of at most `budget` bytes (`Samples`), which is closed at the end."""
+    """Yield a hook that records into a file of at most `budget` bytes (see `Samples`); close the file at the end."""
     with Samples(path, budget=budget, steps=steps, after=after) as samples:
         yield RecordSamples(samples, decode, seen)
 
@@ -154,7 +154,7 @@ def _first(groups: Sequence[Group], room: int, least: int) -> tuple[list[Group],
 
 
 def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
-    """Return the rows of these groups, if there are any."""
+    """Return these groups' rows of the batch, with distant numbers fetched; None without a batch or such rows."""
     if batch is None:
         return None
     rows = torch.isin(batch.group, torch.tensor(groups, dtype=torch.int64)).nonzero()[:, 0]
@@ -162,8 +162,8 @@ def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
 
 
 def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:
-    """Columns of a batch's rows by group and tokens; several equal answers may share a key. The learner's log-probs are
-    those before the first update where the batch has them, else those of its first pass."""
+    """Return the columns of a batch's rows by key (group, tokens), {} without a batch; equal answers share a key. The
+    learner's log-probs are the batch's `proximal` column if it is set, else those of the first pass in `seen`."""
     if batch is None:
         return {}
     first: dict[Key, tuple[Any, Any]] = {}
@@ -190,7 +190,7 @@ def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | Non
 
 
 def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
-    """Yield a group's responses as JSON values. Equal answers get their columns in the order of their rows."""
+    """Yield one JSON record per response of a group. Responses with equal tokens take columns in the order of rows."""
     prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
     reference = {} if group.prompt.answer is None else {"answer": group.prompt.answer}
     completions = here([response.completion for response in group.responses])
@@ -229,7 +229,7 @@ def _answer(response: Response) -> dict[str, Any]:
 
 
 def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> dict[str, Any]:
-    """Return the records of an answer's tokens, and its mean advantage; each token's advantage only if they differ."""
+    """Return an answer's per-token fields and its mean advantage over trained tokens, or None without columns."""
     completion, count = response.completion, len(response.tokens)
     found: dict[str, Any] = {
         "advantage": None,
@@ -252,5 +252,5 @@ def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> di
 
 
 def _short(values: Any) -> Any:
-    """Return numbers with few digits, and anything else unchanged."""
+    """Return numbers as float64 rounded to DIGITS decimals; return booleans unchanged."""
     return values if values.dtype == bool else np.round(values.astype(np.float64), DIGITS)

@@ -1,4 +1,4 @@
-"""What a run says of its steps: their lines, and warnings of health, each once.
+"""A hook that prints lines of steps, and each health warning once.
 
 figures of a step -> Health -> health.jsonl, every step that has a sign -> the terminal, words that are new
 """
@@ -30,7 +30,7 @@ class Speak:
         every: int,
         earlier: Iterable[Mapping[str, Any]] = (),
     ):
-        """`earlier`: what `alarms` has of steps before a resume."""
+        """`earlier`: the records that `alarms` has from steps before a resume."""
         self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every
         self.track, self.ledger = track, Ledger(earlier)
 
@@ -55,6 +55,6 @@ class Speak:
         return {}
 
     def _noted(self, record: Mapping[str, Any]) -> bool:
-        """Record a line. True if its words are new."""
+        """Write a record to `alarms`. Return True if its warning is new."""
         self.alarms.write(record)
         return self.ledger.add(record)

@@ -1,7 +1,7 @@
 """Ending a run by a signal.
 
-While data is read, a signal ends the run at once. Later, the first signal is noted and the loop ends at its next step,
-saved. A second one has its usual effect, except SIGHUP, which often comes twice.
+While data is read, a signal ends the run at once. Later, the first signal lets the loop save its current step and end.
+A second signal has its usual effect, except SIGHUP, which often comes twice and is then ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stops_for_caller() -> Iterator[None]:
-    """Raise a Stopped from inside as a KeyboardInterrupt (after Ctrl-C) or SystemExit."""
+    """Turn a Stopped that is raised inside into KeyboardInterrupt (after Ctrl-C) or SystemExit."""
     try:
         yield
     except Stopped as stopped:
@@ -50,7 +50,7 @@ def stopped_at_once() -> Iterator[None]:
 
 @contextmanager
 def stop_signals(say: Callable[[str], None] = lambda text: None) -> Iterator[list[int]]:
-    """Yield a list that receives the first signal, which is also said."""
+    """Yield a list to which the first signal's number is appended; `say` reports that signal."""
     received: list[int] = []
 
     def note(signum: int, frame: Any) -> None:

@@ -137,7 +137,7 @@ async def figures_of(hook: Hook, moment: Moment) -> Stats:
 async def learn(
     models: Models, delivery: Delivery, memory: Memory, ending: Ending, *, step: int, seed: int
 ) -> tuple[Batch | None, Stats]:
-    """Do everything between a delivery and its published weights: columns, credit, optimizer steps."""
+    """Annotate a delivery's batch, compute credit, make the optimizer steps. Return its trained rows and figures."""
     if delivery.batch is None:
         ending.moved = True
         return None, {}
@@ -155,8 +155,8 @@ async def learn(
 
 
 def staleness(batch: Batch, version: int) -> Stats:
-    """Figures of how many versions older than `version` the sampled tokens are: mean, largest, share of each age. Empty
-    for rows that were not sampled."""
+    """Return figures of how many versions older than `version` the sampled tokens are: mean, largest, share of each
+    age. Return {} for rows that were not sampled."""
     if batch.version is None:
         return {}
     age = version - batch.version[batch.version >= 0]

@@ -1,8 +1,8 @@
-"""Signs of life that the processes of a node leave for each other, so that one of them can vouch for all.
+"""Heartbeat files of a node's processes, so that one process can vouch for all of them.
 
     each process -> touches a file of its own, in a thread of its own -> `fresh` reads those of its neighbours
 
-A process without a fresh sign may be well all the same, so the driver then asks it directly.
+A process without a fresh sign may still be alive, so the driver then asks it directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAUSE = 0.25
 
 
 def begin(node: str) -> None:
-    """Leave signs from now on, until this process ends, stops, or has failed; none if there is no folder for them."""
+    """Touch this process's file in a thread until it ends, is stopped or has failed. Without a folder, do nothing."""
     if (folder := _folder(node)) is None:
         return
     for old in folder.glob("[0-9]*"):
@@ -31,7 +31,7 @@ def begin(node: str) -> None:
 
 
 def fresh(node: str, processes: Iterable[int], within: float) -> list[int]:
-    """Those of the processes that left a sign within so many seconds."""
+    """Return the given process ids whose last sign is at most `within` seconds old."""
     folder = _folder(node)
     return [] if folder is None else [one for one in processes if _age(folder / str(one)) <= within]
 
@@ -50,8 +50,8 @@ def _age(file: Path) -> float:
 
 
 def _folder(node: str) -> Path | None:
-    """The folder of a node's signs, closed to other users. None if it cannot be made, or somebody else made it, who
-    could forge signs."""
+    """Make and return the folder of a node's signs, closed to other users. Return None if it cannot be made, or belongs
+    to another user, who could forge signs."""
     folder = Path(tempfile.gettempdir(), f"plaudit-{os.geteuid()}")
     try:
         for part in (folder, folder / node):

@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 
 
 def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine from sync code and return its result. In a notebook, whose event loop is running already, use
-    another thread; an interruption of the wait, such as Ctrl-C, ends the work before it is raised."""
+    """Run a coroutine from sync code and return its result. If this thread has a running event loop (a notebook), run
+    in another thread; an interruption of the wait, such as Ctrl-C, first ends the coroutine and is then raised."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -54,13 +54,13 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise `error` in another thread, in its Python code at once, in other code when it returns."""
+    """Raise `error` in another thread, at once in Python code, or when a call of C code returns."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Return all results in order. The first exception is raised unchanged, after the others were cancelled and have
-    ended."""
+    """Run coroutines concurrently and return their results in order. If one raises, cancel the others, wait for their
+    end and raise its exception unchanged."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

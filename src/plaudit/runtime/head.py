@@ -20,7 +20,7 @@ AGAIN = "resume=latest continues from the newest checkpoint"
 
 
 class HeadWatch:
-    """Ask until closed. Counts pauses, not seconds, so the count stands still while this process does."""
+    """Asks the head until closed. It counts pauses, not seconds, so time in which this process is stopped is free."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ def parting(
 
 
 def _told(say: Callable[[str], None], text: str) -> threading.Thread:
-    """Call a listener in a thread, since it may fail or never return."""
+    """Call `say` in a daemon thread, since it may fail or never return. Return the thread."""
 
     def tell() -> None:
         with contextlib.suppress(Exception):

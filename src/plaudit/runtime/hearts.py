@@ -1,4 +1,4 @@
-"""Who asks Ray's workers for signs of life.
+"""Ask Ray workers for heartbeats.
 
 RayWorker, once started -> Hearts.add -> vouches, found -> those without a sign are lost
 """
@@ -13,8 +13,8 @@ from plaudit.runtime.ray_worker import RayWorker
 
 
 class Hearts:
-    """Asks all workers for signs, four times in the time that they have. One process of each node is asked, and vouches
-    for its neighbours; whom it does not vouch for is asked itself."""
+    """Asks all workers for signs, four times per heartbeat_timeout. On each node one worker is asked, which vouches for
+    the others; a worker that it does not vouch for is asked directly."""
 
     def __init__(self) -> None:
         self._there: dict[str, list[RayWorker[Any]]] = {}

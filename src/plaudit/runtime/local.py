@@ -29,6 +29,6 @@ class LocalWorkerGroup(WorkerGroup[Kind_co]):
 
 
 def do(worker: Any, part: str | None, method: str, *arguments: Any) -> Any:
-    """Call the method of a worker, or of a part of it."""
+    """Call a method of the worker, or of its part of that name, and return the result."""
     with nullcontext(worker) if part is None else worker.part(part) as target:
         return getattr(target, method)(*arguments)

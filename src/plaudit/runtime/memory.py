@@ -62,8 +62,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_tried() -> Iterator[list[str]]:
-    """Catch errors of memory inside; afterwards the list has their messages. The exception is gone then, and with it
-    the frames that held the memory."""
+    """Catch an out-of-memory error inside and append its message to the yielded list. The exception is dropped, and
+    with it the stack frames that held the memory."""
     failed: list[str] = []
     try:
         yield failed
@@ -74,12 +74,12 @@ def memory_tried() -> Iterator[list[str]]:
 
 
 def free_memory() -> float:
-    """Bytes that this machine (or this process's control group) has left; infinite if unknown."""
+    """Return the bytes of memory that this machine (or this process's cgroup) has left; infinity if unknown."""
     return host_memory()[0]
 
 
 def host_memory() -> tuple[float, float]:
-    """Bytes that are left, as `free_memory` says, and that there are in all."""
+    """Return the bytes of host memory that are left, as `free_memory`, and in all; infinity if unknown."""
     lines = dict(line.split(":") for line in _lines("/proc/meminfo"))
     ours = [tuple(float(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))] if lines else []
     most, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
@@ -119,8 +119,8 @@ def _glibc() -> bool:
 
 
 def make_room() -> None:
-    """As `give_back_memory`, for those who share the device in turn. A host with plenty of free memory is left alone:
-    there it costs more to get pages back, filled with zeros, than others gain."""
+    """As `give_back_memory`, for processes that take turns on a device. If at least half of the host's memory is free,
+    keep host memory: getting zeroed pages back would cost more than other processes gain."""
     free, whole = host_memory()
     give_back_memory(host=free < PLENTY * whole)
 
@@ -135,6 +135,6 @@ def give_back_memory(*, host: bool = True) -> None:
 
 
 def recover_memory() -> None:
-    """As `give_back_memory`, after an allocation failed: also what references in a circle hold, as torch.compile's."""
+    """As `give_back_memory`, after an allocation failed: first collect reference cycles, such as torch.compile's."""
     gc.collect()
     give_back_memory()

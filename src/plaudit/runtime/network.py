@@ -1,4 +1,4 @@
-"""The address and interface by which other machines reach this one, and how collectives fail."""
+"""Find the address and interface by which other machines reach this one; configure gloo and NCCL accordingly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _held: dict[str, socket.socket] = {}
 
 
 def own_address() -> str:
-    """The address of the interface that GLOO_SOCKET_IFNAME names, or of the default route. No packet is sent."""
+    """Return the address of interface GLOO_SOCKET_IFNAME, or of the default route, else 127.0.0.1. Send no packet."""
     if (chosen := _address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))) is not None:
         return chosen
     try:
@@ -27,7 +27,7 @@ def own_address() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with this address; None if the system does not say."""
+    """Return the name of the interface with this address; None if none is found (always outside Linux)."""
     return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
 
 
@@ -43,8 +43,8 @@ def _address_of(interface: str) -> str | None:
 
 
 def free_address(*, held: bool = True) -> str:
-    """An address of this process for others: its host and a free port, held until `listening` takes it. With
-    `held=False` another process can listen there, and any other may have taken the port before."""
+    """Return host:port with a free port of this host, which this process holds until `listening` takes it. With
+    `held=False` the port is released, so that any process can take it."""
     host = own_address()
     listener = socket.create_server((host, 0))
     address = f"{host}:{listener.getsockname()[1]}"
@@ -56,8 +56,8 @@ def free_address(*, held: bool = True) -> str:
 
 
 def listening(host: str, port: int) -> int:
-    """The descriptor of a socket at this address only, for torch's TCPStore. By itself the store listens on all
-    interfaces of the machine, without a password."""
+    """Return the descriptor of a socket that listens at this address only, for torch's TCPStore. By default the store
+    would listen on all interfaces, without a password."""
     return (_held.pop(f"{host}:{port}", None) or socket.create_server((host, port))).detach()
 
 

@@ -1,10 +1,10 @@
-"""Workers that are replaced if they are lost: each has a place that is filled again.
+"""Workers in numbered places; a lost worker's place is filled again.
 
     open -> start -> a ready worker -> it is lost -> another start, as often as needed
     free -> places of living workers, the least busy first
 
-A call that finds a worker lost reports it (`lose`); without calls the runtime does. Left out: what workers are asked,
-and what happens to a question whose worker is lost.
+A call that finds a worker lost reports it (`lose`); without calls the runtime does. Left out: the requests to workers,
+except that `asked` repeats one whose worker is lost.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Places(Generic[Kind]):
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`most` above `count`: further places are filled when there is room; their losses are not failures. `failures`
-        is called with every other lost worker and may raise RuntimeError, which ends everything. `work` describes their
-        requests for messages. Without any worker, requests wait `patience` seconds; then the error says `none`, which
-        may hold {patience}."""
+        """`count`: places that must be filled. `most` above `count`: further places are filled when there is room;
+        their losses are not failures. `failures` is called with every other lost worker; a RuntimeError of it ends all
+        requests. `work` names the requests in messages. Without any worker, requests wait `patience` seconds and then
+        raise NoWorkersError with the text `none`, which may hold {patience}."""
         self._start, self._count, self._work, self._patience, self._none = start, count, work, patience, none
         self._failures, self._say = failures, say
         self.all = [Place[Kind](number) for number in range(max(count, most))]
@@ -80,17 +80,17 @@ class Places(Generic[Kind]):
         self._begun = True
 
     def check(self) -> None:
-        """Raise the error that ended everything, if any."""
+        """Raise the error after which no worker is started any more, if there is one."""
         if self._broken is not None:
             raise self._broken
 
     @property
     def workers(self) -> list[Worker[Kind]]:
-        """Workers that can be asked now."""
+        """Living workers, in the order of places."""
         return [place.worker for place in self.all if place.worker is not None]
 
     async def counted(self) -> None:
-        """Wait until every worker of the count has been ready."""
+        """Wait until the first `count` places all have a worker. Raises the error of `check`."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._broken or all(p.worker for p in self.all[: self._count]))
         self.check()
@@ -117,7 +117,7 @@ class Places(Generic[Kind]):
         return await self.call(self._least() or (await self.free())[0], cost, ask)
 
     def _least(self) -> Place[Kind] | None:
-        """The place that is first in `free`, found in few steps among thousands."""
+        """Return the place with the least load, as `free` orders them, from a heap; None if there is no worker."""
         self.check()
         while self._loads:
             load, number = self._loads[0]
@@ -198,7 +198,7 @@ class Places(Generic[Kind]):
         self._in_background(self._wake())
 
     def _note(self, place: Place[Kind], lost: WorkerLost) -> None:
-        """A lost worker is a failure if it counts."""
+        """Count a lost worker as a failure if its place is among the first `count`; otherwise delay its next start."""
         self.lost += 1
         if place.number < self._count:
             try:
@@ -217,7 +217,7 @@ class Places(Generic[Kind]):
         place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
 
     def _give_up(self, error: BaseException) -> None:
-        """End everything; only the first reason is kept."""
+        """Start no more workers and let requests raise `error`; only the first error is kept."""
         self._broken = self._broken or error
 
     async def _fill(self, place: Place[Kind]) -> None:
@@ -256,7 +256,7 @@ class Places(Generic[Kind]):
         await self._tell(place)
 
     async def _watch(self, place: Place[Kind], worker: Worker[Kind]) -> None:
-        """Report a loss that no call finds, since none is running."""
+        """Wait until the worker is lost and report it, as no call may be running that finds it."""
         self.lose(place, worker, await worker.gone())
 
     async def _tell(self, place: Place[Kind]) -> None:

@@ -1,4 +1,4 @@
-"""Calls of plain values, small and many: arguments and result are one pickle each.
+"""Fast calls with small plain values: arguments and result are one pickle each.
 
     @plain method, arguments -> dumps -> bytes -> loads -> the worker -> result -> dumps -> bytes -> loads
 
@@ -49,7 +49,7 @@ class _Pickler(pickle.Pickler):
 
 @cache
 def _values(kind: Any) -> Callable[[Any], Any] | None:
-    """What gets the values of a dataclass that has slots for all of its fields; None for other kinds."""
+    """Return a getter of all field values of a slotted dataclass with two or more fields; None for other classes."""
     slots = kind.__dict__.get("__slots__", ()) if is_dataclass(kind) else ()
     return attrgetter(*slots) if len(slots) > 1 and [*slots] == [one.name for one in fields(kind)] else None
 

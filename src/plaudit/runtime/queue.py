@@ -1,4 +1,4 @@
-"""Questions that wait, those who wait for the answers, and the tasks in between.
+"""A queue of questions that background tasks answer, and of the callers that wait for answers.
 
     ask -> waiting -> taken by a task in the background -> answer, one by one -> all answers of a call, in its order
 
@@ -29,9 +29,9 @@ class _Call(Generic[Question, Answer]):
 class Queue(Generic[Question, Answer]):
     """Each question is an object of its own; two with the same content differ (`eq=False` in a dataclass).
 
-    work: takes questions until none is left and gives each its answer. It runs while some wait, in at most `tasks`
-    tasks at once. What it raises reaches every caller; if it is cancelled, so are they.
-    withdrawn: receives questions whose caller has given up. failed: is called after every caller got the error.
+    work: coroutine function that takes questions until none is left and answers each. It runs while questions wait, in
+    at most `tasks` tasks at once. Its exception is raised in every caller; if it is cancelled, all callers are.
+    withdrawn: receives questions whose caller was cancelled. failed: is called after every caller got the error.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Queue(Generic[Question, Answer]):
         self._held = False
 
     async def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the answers, in order, after the last one came."""
+        """Return the answers in order, once all are there. Raises the error of `work`."""
         if not questions:
             return []
         call: _Call[Question, Answer] = _Call(questions, asyncio.get_running_loop().create_future())
@@ -98,7 +98,7 @@ class Queue(Generic[Question, Answer]):
         return taken
 
     def answer(self, question: Question, answer: Answer) -> None:
-        """Note an answer; the caller gets it together with its others. Do nothing if the caller has given up."""
+        """Store an answer; a call returns once all of its answers are there. Do nothing if the caller was cancelled."""
         call = self._calls.pop(question, None)
         if call is None:
             return
@@ -107,12 +107,12 @@ class Queue(Generic[Question, Answer]):
             call.future.set_result([call.answers[question] for question in call.questions])
 
     def again(self) -> list[Question]:
-        """Let all questions without an answer wait again, in the order of asking, and return them."""
+        """Put all unanswered questions back into `waiting`, in the order of asking, and return them."""
         self.waiting = deque(self._calls)
         return self.unanswered
 
     async def drain(self) -> None:
-        """Return once nothing is under way. Nothing more is taken until `go_on`."""
+        """Wait until every taken question is answered. No further question is taken until `go_on`."""
         self._held = True
         while self.under_way:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A Ray cluster for a run: room for its processes, and the processes themselves.
+"""A Ray cluster for a run: it reserves resources and starts processes.
 
     RayRuntime.start -> a cluster of our own, or the one at runtime.address
     reserve -> a placement group, refused at once with the sums if it can never fit
@@ -106,16 +106,16 @@ class RayRuntime:
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}"
 
     def resources(self) -> Resources:
-        """All resources of the cluster, used or not."""
+        """Return all resources of the cluster, used or not."""
         found: Resources = _state().cluster_resources()
         return found
 
     def nodes(self) -> list[Resources]:
-        """All resources of each living node, used or not."""
+        """Return all resources of each living node, used or not."""
         return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
     def leaving(self) -> set[str]:
-        """Nodes that end as soon as they are unused, for example those that an autoscaler takes back."""
+        """Return ids of draining nodes, which an autoscaler takes back; an empty set if this Ray cannot tell."""
         try:
             return set(ray._private.state.state.get_draining_nodes())
         except AttributeError:  # not of Ray's public functions: another version may have none
@@ -178,8 +178,8 @@ class RayRuntime:
         sharers: int = 1,
         say: Callable[[str], None] = lambda text: None,
     ) -> RayWorker[Kind]:
-        """Start a process with `make(*arguments)` inside, in a place of a reserved group that it may share. Raises what
-        `make` raises, or NodeLost if its node is lost."""
+        """Start a process with `make(*arguments)` inside, in bundle `place` of a reserved group; `sharers` processes
+        share the bundle. Raises the error of `make`, WorkerLost, or NodeLost if its node is lost."""
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # Threads that wait by spinning, as torch's do for a while, take cores from others unless these are their own.
@@ -205,7 +205,7 @@ class RayRuntime:
             raise NodeLost(name, lost.reason) from lost
 
     async def beside(self, make: Callable[[], Kind], *, name: str, node: str | None = None) -> RayWorker[Kind]:
-        """Start a process without a reservation, on a node or beside this process."""
+        """Start a process without a reservation on `node`, by default on this process's node."""
         there = NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}, "scheduling_strategy": there}
         return await self._host(name, options, self._say, make)
@@ -227,7 +227,7 @@ class RayRuntime:
         return worker
 
     def lasting(self) -> list[str]:
-        """Living nodes that are not about to end."""
+        """Return the sorted ids of living nodes that are not about to end."""
         return sorted(self._alive() - self.leaving())
 
     def _alive(self) -> set[str]:
@@ -350,8 +350,8 @@ def _state() -> Any:
 
 
 def _own_folder() -> Path:
-    """The folder for logs and sockets of our own cluster, closed to other users. Raises PermissionError if somebody
-    else made it."""
+    """Make and return the folder for logs and sockets of our own cluster, closed to other users. Raises PermissionError
+    if another user owns it."""
     utilities: Any = ray._common.utils
     folder = Path(utilities.get_default_system_temp_dir(), f"ray-{os.geteuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -375,8 +375,8 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _environment(*, here: bool) -> dict[str, Any]:
-    """Environment of workers: they import the same package, also from a source tree. `here`: all are on this machine
-    and meet on its loopback interface."""
+    """Return Ray's runtime_env for workers: they import the same package, also from a source tree. `here`: all are on
+    this machine, so gloo and NCCL use its loopback interface."""
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}

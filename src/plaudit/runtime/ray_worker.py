@@ -72,7 +72,7 @@ class Host:
         return os.getpid(), _node()
 
     async def vouch(self, processes: Sequence[int], within: float) -> list[int]:
-        """Give a sign as `ping` does; return the processes of this node that gave one within so many seconds."""
+        """As `ping`, but return those of the given processes of this node with a sign within `within` seconds."""
         stage.check()
         return beats.fresh(_node(), processes, within)
 
@@ -117,7 +117,7 @@ class RayWorker(Generic[Kind_co]):
             telling.cancel()
 
     async def _tell(self) -> None:
-        """Report what it is doing until it is ready, if it says so."""
+        """Report the worker's stage (`stage.py`) each second when it changes, until cancelled."""
         with contextlib.suppress(exceptions.RayError):
             while True:
                 await self._tell_stage()
@@ -148,8 +148,8 @@ class RayWorker(Generic[Kind_co]):
     async def do(
         self, part: str | None, method: str, arguments: Sequence[Any], *, starts: bool = False, plain: bool = False
     ) -> Any:
-        """Call a method, of a part of the worker if one is named. `starts`: within the time for starting. `plain`:
-        arguments and result travel as one."""
+        """Call a method of the worker, or of its `part`. `starts`: limit the call to runtime.start_timeout. `plain`:
+        arguments and result are sent as one pickle each. Raises the method's exception, SenderLost or WorkerLost."""
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
         limit, timeout = "one call", self._call_timeout
@@ -162,7 +162,7 @@ class RayWorker(Generic[Kind_co]):
         return loads(found) if plain else found
 
     def _result(self, answer: asyncio.Future[Any]) -> Any:
-        """What was returned. If it is lost, with its node, the worker is."""
+        """Return a call's result or raise its exception. If the result is lost, end the worker and raise WorkerLost."""
         try:
             return answer.result()
         except exceptions.RayTaskError as error:
@@ -174,7 +174,7 @@ class RayWorker(Generic[Kind_co]):
             raise WorkerLost(self.name, _cause(error)) from error
 
     async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
-        """Wait for an object, or for the worker's loss: after `timeout` seconds it is lost for `what`."""
+        """Wait for an object and return its future. Raises WorkerLost if the worker is lost, or after `timeout` s."""
         answer = asyncio.ensure_future(_plain(reference))
         try:
             done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -192,12 +192,12 @@ class RayWorker(Generic[Kind_co]):
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     async def vouches(self, others: Sequence[RayWorker[Any]]) -> list[int]:
-        """Ask for a sign now; return the processes of others of its node that are well too."""
+        """Ask the worker for a sign. Return the ids of processes among `others`, on its node, that it vouches for."""
         told = await self._sign(self._actor.vouch, [one.pid for one in others], self.heartbeat_timeout / 4)
         return told or []
 
     async def _sign(self, method: Any, *arguments: Any) -> Any:
-        """Wait for a sign. Without one in time the worker is lost, and the answer is None."""
+        """Return the worker's answer to a heartbeat. Without one in time, end the worker and return None."""
         if self._lost.done():
             return None
         try:
@@ -211,7 +211,7 @@ class RayWorker(Generic[Kind_co]):
         return None
 
     async def _asked_twice(self, method: Any, *arguments: Any) -> Any:
-        """Raises TimeoutError without an answer. Ask again if this process itself was stopped meanwhile."""
+        """Return the answer; TimeoutError after heartbeat_timeout. Ask again if this process stood still meanwhile."""
         loop, timeout = asyncio.get_running_loop(), self.heartbeat_timeout
         begun = loop.time()
         try:
@@ -234,13 +234,13 @@ class RayWorker(Generic[Kind_co]):
         parts: int,
         part: str | None = None,
     ) -> list[Any]:
-        """Call a method, of a part of the worker if one is named, that returns a tuple of so many parts. Return a
-        reference to each. Other workers fetch what it stands for directly."""
+        """Call a method of the worker, or of its `part`, that returns a tuple of `parts` values. Return a reference to
+        each value without waiting. Other workers that get a reference fetch the value directly."""
         found: list[Any] = self._actor.call.options(num_returns=parts).remote(part, method.__name__, *arguments)
         return found
 
     async def fetched(self, reference: Any) -> Any:
-        """Return the object of a reference."""
+        """Return the object of a reference that this worker made. Raises as `do` does."""
         answer = await self._in_time(reference, self._call_timeout, "returned nothing", "one call")
         return self._result(answer)
 
@@ -285,7 +285,7 @@ class Stayed:
         self.reference = reference
 
     def all(self, stayed: Sequence[Stayed]) -> list[Any]:
-        """Fetch the objects of some of these. Raises AnswersLost."""
+        """Fetch and return the objects of `stayed`, in order. Raises AnswersLost if any is lost."""
         try:
             found: list[Any] = ray.get([one.reference for one in stayed])
         except GONE as error:
@@ -294,7 +294,7 @@ class Stayed:
 
 
 def _cause(error: Exception) -> str:
-    """The cause: Ray's last line, since its first line is the same for every loss."""
+    """Return the reason of a loss as text: for a dead node the end of Ray's message, else its first line."""
     if isinstance(error, exceptions.ObjectLostError):
         return f"what it returned is lost ({type(error).__name__})"
     told = str(error)

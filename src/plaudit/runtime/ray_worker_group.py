@@ -1,5 +1,5 @@
-"""Processes that work as one: training ranks, as a worker group that names the rank at fault if a call fails, and
-rollout workers that share a model. Left out: starting them, and what follows a loss.
+"""Processes that are called as one: training ranks, as a worker group that names the rank at fault if a call fails, and
+the processes of one rollout worker or judge. Left out: starting them, and reacting to a loss.
 
 scatter: method, arguments of each rank -> RayWorker.do -> results in rank order, or the rank at fault
 """
@@ -27,8 +27,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
     def __init__(
         self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1, stages: int = 1
     ):
-        """After a call failed on a rank, the others have `patience` seconds for a sign, but no more than a heartbeat
-        may take."""
+        """After a call failed on a rank, each rank must give a sign within `patience` seconds, or within
+        runtime.heartbeat_timeout if that is shorter."""
         self.workers, self.world, self.width, self.stages = tuple(workers), len(workers), width, stages
         self._patience = patience
 
@@ -39,13 +39,13 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
         *,
         starts: bool = False,
     ) -> list[Result]:
-        """`starts`: the call is part of starting, within runtime.start_timeout."""
+        """As `WorkerGroup.scatter`. Raises WorkerLost for a lost rank. `starts`: limit the call to start_timeout."""
         pairs = zip(self.workers, arguments, strict=True)
         return await self._all([worker.do(self.name, method.__name__, mine, starts=starts) for worker, mine in pairs])
 
     async def _all(self, asked: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Collect all results, or raise the first failure: ranks that wait for a lost one would wait until their
-        time-out."""
+        """Return all results, or raise the first failure at once, since ranks that wait for a lost one would end only
+        at their time-out."""
         calls = [asyncio.ensure_future(call) for call in asked]
         try:
             return list(await asyncio.gather(*calls))
@@ -58,8 +58,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
             raise lost from error
 
     async def _culprit(self, error: Exception, calls: Sequence[asyncio.Future[Any]]) -> WorkerLost | None:
-        """Find the rank at fault: one that is gone or stuck, if another only noticed. A broken collective is not the
-        fault of the rank that reports it."""
+        """Return the rank at fault for a failed call: a lost rank, or after a failed collective one that is stuck, else
+        the first that failed. Return None if the error is the rank's own."""
         if self.world == 1:
             return None
         lost = await self.lost()
@@ -74,7 +74,7 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
         return lost
 
     async def lost(self) -> WorkerLost | None:
-        """The first rank that is gone or gives no sign within the time of a heartbeat."""
+        """Ask all ranks for a sign. Return the loss of the first that is found lost, or None."""
         asked = [asyncio.ensure_future(worker.found()) for worker in self.workers]
         done, late = await asyncio.wait(asked, timeout=None if math.isinf(self._patience) else self._patience)
         for sign in late:
@@ -88,12 +88,12 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
     ) -> list[tuple[Any, Result]]:
-        """Call a method on every rank that returns a pair. Its first part stays there: return a reference to it."""
+        """Call a method that returns a pair on every rank. Each first part stays there: return a reference to it."""
         return await self._all([worker.keep(method, *arguments) for worker in self.workers])
 
 
 class GroupWorker(Generic[Kind_co]):
-    """A `Worker` that is several processes. The first one answers."""
+    """A `Worker` of several processes. Calls go to the first; if any is lost, all are ended and the worker is lost."""
 
     def __init__(self, name: str, worker_group: RayWorkerGroup[Kind_co]):
         self.name, self.worker_group = name, worker_group
@@ -142,7 +142,7 @@ class GroupWorker(Generic[Kind_co]):
         self._end(WorkerLost(self.name, reason))
 
     def _end(self, lost: WorkerLost) -> None:
-        """End all processes, since none is of use without the others."""
+        """Count the worker as lost and end all of its processes."""
         if not self._lost.done():
             self._lost.set_result(lost.reason if lost.name == self.name else str(lost))
         for worker in self.worker_group.workers:
@@ -150,7 +150,7 @@ class GroupWorker(Generic[Kind_co]):
 
 
 class Abreast(GroupWorker[Kind_co]):
-    """All of its processes do each call, one call at a time, and meet in collectives."""
+    """A `GroupWorker` whose processes all do each call, one call at a time, and meet in collectives."""
 
     def __init__(self, name: str, worker_group: RayWorkerGroup[Kind_co]):
         super().__init__(name, worker_group)
@@ -171,5 +171,5 @@ class Abreast(GroupWorker[Kind_co]):
 
 
 def _of_collective(error: Exception) -> bool:
-    """True for errors of a process group: torch has classes for some, gloo raises RuntimeError."""
+    """True for errors of a process group: torch's Dist... classes, or a RuntimeError that names gloo."""
     return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())

@@ -1,4 +1,4 @@
-"""Resources that processes reserve, by name and amount, and errors if they are missing. Knows no cluster."""
+"""Resources that processes reserve, by name and amount, and errors if they are missing. No Ray calls here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def added(bundles: Sequence[Resources]) -> Resources:
 
 
 def shown(resources: Resources) -> str:
-    """Show CPUs, GPUs and memory in GiB; leave out Ray's own markers of nodes and placement groups."""
+    """Return resources as text, memory in GiB; leave out Ray's node and group markers and the object store."""
     parts = []
     for name, amount in sorted(resources.items()):
         if name.startswith("node:") or "_group_" in name or name == "object_store_memory":
@@ -42,11 +42,11 @@ def shown(resources: Resources) -> str:
 def equal_share(
     nodes: Sequence[Resources], processes: int, *, beside: Sequence[Resources] = (), gpus: bool = False
 ) -> Resources:
-    """The equal share that each process may reserve: the largest number of whole CPUs with which all processes find
-    room beside the explicit reservations (`beside`), each on one node. With more processes than CPUs, hundredths of a
-    CPU.
+    """Return the equal share that each process may reserve: the largest number of whole CPUs with which all processes
+    fit beside the explicit reservations (`beside`), each on one node. With more processes than CPUs, the share is in
+    hundredths of a CPU.
 
-    `gpus`: processes would use GPUs, and reserve one each if there are enough.
+    `gpus`: each process also reserves one GPU, if the nodes have enough for all, `beside` included.
     """
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
     places = [int(node.get("GPU", 0.0)) for node in nodes]
@@ -70,7 +70,7 @@ def equal_share(
 
 
 def reserved(given: Mapping[str, float], share: Resources) -> Resources:
-    """A process's bundle: its explicit reservation, or an equal share."""
+    """Return a process's bundle: the equal share, overridden by its explicit reservation name by name."""
     return share | {name: float(amount) for name, amount in given.items()}
 
 
@@ -91,8 +91,8 @@ def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what
 
 
 def check_memory(nodes: Sequence[Resources], processes: int) -> None:
-    """Raise ResourcesError if the processes would not even start together. A node that does not report its memory may
-    have any amount."""
+    """Raise ResourcesError if the nodes' memory is less than the processes need before they have a model. A node that
+    does not report its memory counts as unlimited."""
     there = sum(node.get("memory", math.inf) for node in nodes)
     if processes * LEAST_MEMORY > there:
         asked, has = (shown({"memory": amount}) for amount in (processes * LEAST_MEMORY, there))
@@ -114,7 +114,7 @@ def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
 
 
 def small_store(nodes: Sequence[Resources], size: int) -> str:
-    """Return a warning if a node's object store cannot hold two versions of this size, old and new."""
+    """Return a warning if a node's object store cannot hold two versions of `size` bytes, old and new, else ""."""
     least = min((node.get("object_store_memory", 0.0) for node in nodes), default=math.inf)
     if 2 * size <= least:
         return ""
@@ -157,5 +157,5 @@ def _holds(node: Resources, bundle: Resources) -> bool:
 
 
 def part_of(bundle: Mapping[str, float], name: str, sharers: int) -> float:
-    """The part of a bundle for one of several processes, in the ten-thousandths that Ray counts in."""
+    """Return a bundle's amount of a resource per sharing process, rounded down to Ray's unit of 1/10,000."""
     return int(bundle.get(name, 0.0) / sharers * 10_000 + 1e-6) / 10_000

@@ -1,5 +1,5 @@
-"""What this process does while it becomes ready, and why it can do nothing any more: set by its own code, read by
-processes that wait for it."""
+"""This process's current start-up activity, and the reason if it has failed: set by its own code, read by processes
+that wait for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def now() -> str:
 
 
 def fail(reason: str) -> None:
-    """Count as lost, for this reason, from the next heartbeat on."""
+    """Record that this process has failed; the next heartbeat makes it count as lost for this reason."""
     _failure[0] = reason
 
 
 def failed() -> str:
-    """Why this process has failed; empty if it has not."""
+    """Return the reason why this process has failed; "" if it has not."""
     return _failure[0]
 
 

@@ -13,7 +13,7 @@ QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 def check_cluster(settings: RuntimeSettings) -> None:
-    """Raise ValueError if there is no cluster at the run's address."""
+    """Raise ValueError if runtime.kind is ray and no cluster answers at runtime.address; null is not checked."""
     if settings.kind == "ray" and settings.address is not None:
         prepare(settings)
         from plaudit.runtime.ray import check_address

@@ -29,7 +29,7 @@ class WorkerLost(RuntimeError):
 
 
 class OutOfStep(Exception):
-    """The processes of one worker are not at the same step any more: a pass failed in one of them. It is of no use."""
+    """A pass failed in one of a worker's processes, so they are no longer at the same step: the worker is unusable."""
 
 
 class NodeLost(WorkerLost):
@@ -41,7 +41,7 @@ class SenderLost(WorkerLost):
 
 
 class AnswersLost(SenderLost):
-    """A node is lost, and with it answers that stayed there. Its workers were counted already."""
+    """Distant answers are lost with their node. The node's lost workers are counted separately."""
 
 
 class NoWorkersError(Ended):
@@ -89,7 +89,7 @@ class Worker(Protocol[Kind_co]):
 
     @property
     def processes(self) -> Sequence[Worker[Kind_co]]:
-        """Handles of all processes of this worker, itself first. Calls go to it; if one dies, the worker is lost."""
+        """Handles of this worker's processes, first the worker itself. If one process dies, the worker is lost."""
         ...
 
     @overload
@@ -104,8 +104,8 @@ class Worker(Protocol[Kind_co]):
     async def call_apart(
         self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, tuple[Any, Result]]], *arguments: *Arguments
     ) -> tuple[Any, Result]:
-        """As `call`, for a method that returns a pair. The first part stays on the worker's node: return what fetches
-        it from there in any process, by `all`."""
+        """As `call`, for a method that returns a pair. The first part stays on the worker's node; in its place, return
+        an object whose `all` fetches it in any process."""
         ...
 
     async def gone(self) -> WorkerLost:
@@ -113,11 +113,11 @@ class Worker(Protocol[Kind_co]):
         ...
 
     def kill(self, reason: str = "was ended") -> None:
-        """Kill its process. It counts as lost for this reason, unless it was lost before."""
+        """Kill the worker's process or processes. It counts as lost for this reason, unless it was lost before."""
         ...
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line that is not empty."""
+    """Return the first non-empty line of an error's text, or the name of its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -18,7 +18,7 @@ Other = TypeVar("Other")
 
 
 class Shardable(Protocol[Shard_co]):
-    """Data that can be spread over ranks: `shards(world)` returns something for every rank, even if there is little."""
+    """Data that can be split over ranks: `shards(world)` returns one shard per rank, never fewer."""
 
     def shards(self, world: int) -> Sequence[Shard_co]: ...
 
@@ -37,22 +37,22 @@ class WorkerGroup(ABC, Generic[Kind_co]):
     async def scatter(
         self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
     ) -> list[Result]:
-        """Call on every rank at once, each with its own arguments."""
+        """Call a method on all ranks at once, each with its own arguments. Return results in rank order."""
 
     async def each(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> list[Result]:
-        """Call on every rank with the same arguments."""
+        """Call a method on all ranks with the same arguments. Return results in rank order."""
         return await self.scatter(method, [arguments] * self.world)
 
     async def split(
         self, method: Callable[[Kind_co, Shard, *Arguments], Result], batch: Shardable[Shard], *arguments: *Arguments
     ) -> list[Result]:
-        """Call on every rank with its shard of the batch. Return a result for each shard."""
+        """Call a method on all ranks, each with its shard of the batch. Return one result per shard, in order."""
         each = self.world // self.stages
         given = [(shard, *arguments) for shard in batch.shards(each // self.width) for _ in range(self.width)]
         return (await self.scatter(method, given * self.stages))[-each :: self.width]
 
     def part(self, kind: type[Other], name: str) -> WorkerGroup[Other]:
-        """The group of one part of every worker, in the same processes; the worker's context `part(name)` gives it."""
+        """Return a group that calls one part of every worker in the same processes: the one `part(name)` yields."""
         part: Any = copy(self)
         part.name = name
         return part  # type: ignore[no-any-return]

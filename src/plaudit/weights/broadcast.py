@@ -1,4 +1,4 @@
-"""The other transport: ranks broadcast the weights that they give, in rounds, until each worker has them or is lost.
+"""The collective transport: ranks broadcast their weights in rounds, until each worker has them or is lost.
 
 Collective.pack -> Broadcast, held by the ranks -> deliver: Invitation to every member -> Giver.send, Holder.load
 """
@@ -21,8 +21,8 @@ from plaudit.weights.transport import Giver, Holder, Outcome, Shipment, Store, T
 
 
 def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
-    """Choose the transport. `gpus`: each rank and rollout worker has its own GPU, which NCCL needs; settings refuse it
-    otherwise."""
+    """Return the transport of `runtime.weights`. `gpus`: each rank and rollout worker has its own GPU, so that
+    backend=auto becomes NCCL instead of gloo."""
     if settings.weights == "store":
         return Store()
     automatic = "nccl" if gpus else "gloo"
@@ -31,7 +31,7 @@ def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
 
 
 class Collective:
-    """Broadcast from each rank that gives to all workers, and to those that join later."""
+    """Broadcasts weights from each rank that sends some to all workers, and to workers that join later."""
 
     def __init__(self, *, backend: str, timeout: float):
         self.backend, self._timeout = backend, timeout
@@ -49,8 +49,8 @@ class Collective:
     async def deliver(
         self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
     ) -> list[Outcome]:
-        """Deliver in as many rounds as needed: in each, all remaining workers get the weights, or one is lost. Those
-        that lack what was changed get all in further rounds."""
+        """Broadcast in rounds until each worker has the weights or is lost. Workers that cannot apply changes get whole
+        weights in further rounds. Return an outcome per worker; raise SenderLost if a giver is lost."""
         found: dict[Worker[Holder], Outcome] = {}
         async with self._one_at_a_time:
             for whole in (False, True):
@@ -106,7 +106,7 @@ class Collective:
     async def _invited(
         self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], *, whole: bool
     ) -> list[Invitation]:
-        """Invite to the last group if it has the same members, else to a new one."""
+        """Return an invitation per member, givers first: to the last group if it has these members, else a new one."""
         members = (*givers, *workers)
         if members != self._members:
             self._group = next(self._numbers), await givers[0].call(Giver.meet)
@@ -126,7 +126,8 @@ class Collective:
     def _settled(
         self, workers: list[Worker[Holder]], found: list[Any], absent: list[Worker[Holder]]
     ) -> dict[Worker[Holder], Outcome]:
-        """If some workers failed and none is known to be lost, count those that failed as lost."""
+        """Return the outcomes, without workers that failed only because another was lost. If some failed and none is
+        known to be lost, kill those that failed and count them as lost."""
         told = dict(zip(workers, found, strict=True))
         failed = [worker for worker in workers if isinstance(told[worker], CollectiveError)]
         settled = {worker: outcome_of(told[worker]) for worker in workers if worker not in failed}
@@ -162,7 +163,7 @@ def _sent(call: asyncio.Future[Any]) -> bool:
 
 
 async def _over(calls: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel calls whose results and errors are no longer needed."""
+    """Cancel unfinished calls and wait for the end of all, ignoring errors."""
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

@@ -1,11 +1,11 @@
-"""Parcels of only what changed since the version before, for bfloat16, most of whose numbers a small step leaves alone.
+"""Parcels of only the bfloat16 numbers that changed since the last version; a small step changes few of them.
 
     whole Parcels of two versions -> changes -> a Parcel with a base -> completed, on what a worker holds of the base
 
-A changed number takes two bytes: how many numbers lie between it and the last one, and by how many steps of bfloat16 it
-moved, which is one for most. Where too many lie between for a byte, unchanged numbers are sent among them; those that
-moved further come whole. A bucket whose changes are no smaller is sent whole too. The digest is that of all
-weights, so a worker that puts a parcel together wrongly refuses it.
+A changed number takes two bytes: the gap to the last sent number, and the difference of the bit patterns as integers,
+which is 1 or -1 for most. If a gap does not fit into a byte, unchanged numbers are sent in between. If a difference
+does not fit, the number itself is sent. A bucket whose changes are no smaller is sent whole. The digest is that of all
+weights, so a worker refuses a parcel that it assembled wrongly.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ HEAD = 8
 
 
 class OtherBaseError(WeightsError):
-    """The worker does not hold the weights that were changed, and needs all."""
+    """The worker does not hold the version that the changes are based on, and needs whole parcels."""
 
 
 @torch.no_grad()
 def changes(base: Parcel, whole: Parcel) -> Parcel:
-    """What turns the one parcel into the other, which has its boxes."""
+    """Return a parcel of the changes from `base` to `whole`, which must have the same entries."""
     assert base.entries == whole.entries, (base.version, whole.version)
     return replace(whole, entries=(), buckets=tuple(map(_changes, base.buckets, whole.buckets)), base=base.name)
 
 
 @torch.no_grad()
 def completed(held: Sequence[Parcel], sent: Sequence[Parcel]) -> list[Parcel]:
-    """The whole parcels of those that were sent, in the CPU's memory if they are changes of those held there. Raises
-    OtherBaseError if they are changes of others."""
+    """Return the sent parcels whole: those of changes are applied to copies of the `held` ones, in CPU memory. Raises
+    OtherBaseError if the changes are based on other parcels than `held`."""
     if not any(parcel.base for parcel in sent):
         return list(sent)
     if [parcel.base for parcel in sent] != [parcel.name for parcel in held]:

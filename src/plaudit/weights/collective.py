@@ -37,16 +37,16 @@ class CollectiveError(RuntimeError):
 
 
 class AbsentError(CollectiveError):
-    """Some members did not arrive in time. The argument: their numbers in the group."""
+    """Some members did not arrive in time. The only argument is a tuple of their ranks in the group."""
 
 
 class NotHeldError(CollectiveError):
-    """The sender now holds other weights."""
+    """The sender does not hold the requested version."""
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a member of a group must know."""
+    """The values with which a member joins a group and its next broadcast."""
 
     address: str
     """Address of rank 0's store, where members meet."""
@@ -80,7 +80,7 @@ class Invitation:
 
 
 class _Member:
-    """Keeps its end of the last group until a collective fails or there is another group."""
+    """A member that keeps its connections to the last group until a collective fails or another group begins."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -111,7 +111,8 @@ class Sender(_Member):
         return address
 
     async def send(self, invitation: Invitation) -> None:
-        """Send the parcel. Raises AbsentError or CollectiveError, after which the group is unusable."""
+        """Send the parcel or its changes to all receivers. Raises NotHeldError for another version; AbsentError or
+        CollectiveError, after which the group is unusable."""
         parcel = self.parcel
         if parcel is None or parcel.version != invitation.version:
             raise NotHeldError(f"version {invitation.version} is gone; the sender holds {parcel and parcel.version}")
@@ -127,7 +128,7 @@ class Sender(_Member):
         return group
 
     async def dissolve(self, invitation: Invitation) -> None:
-        """Release members that wait or come late."""
+        """Let members that wait or arrive late raise CollectiveError. Do nothing if all have arrived."""
         meeting, self._meeting = self._meeting, None
         if meeting is None or meeting.compare_set(invitation.go, "", DISSOLVED) != DISSOLVED.encode():
             return  # all have arrived, so no member waits at this store any more
@@ -144,7 +145,7 @@ class Receiver(_Member):
         self.device = device
 
     async def receive(self, invitation: Invitation) -> list[Parcel]:
-        """Receive the givers' parcels. Raises CollectiveError. The process does other work meanwhile."""
+        """Receive and return the givers' parcels, in a thread beside other work. Raises CollectiveError."""
         parcels, self._kept = await asyncio.to_thread(self._receive, self._group(invitation), invitation)
         return parcels
 
@@ -160,7 +161,7 @@ class Receiver(_Member):
 
 
 class _Group:
-    """One member's end of a group."""
+    """One member's connections in a group: the store where all meet, and a process group per giver."""
 
     def __init__(self, invitation: Invitation, patience: float):
         self.nccl, self._rank = invitation.backend == "nccl", invitation.rank
@@ -173,7 +174,7 @@ class _Group:
             self._meeting = TCPStore(host, int(port), is_master=False, timeout=self._patience)
 
     def give(self, invitation: Invitation, index: str) -> None:
-        """Give this giver's index and wait until all have arrived; the first giver then says so to all."""
+        """Publish this giver's index and wait for all members; the first giver (rank 0) then lets all begin."""
         with self._failing():
             self._meeting.set(invitation.indexes[self._rank], index)
         if self._rank:
@@ -196,7 +197,7 @@ class _Group:
             return [self._meeting.get(key).decode() for key in invitation.indexes]
 
     def _arrive(self, invitation: Invitation) -> None:
-        """Report this member's arrival and wait for the others'."""
+        """Report this member's arrival and wait until rank 0 says that all have arrived."""
         with self._failing():
             self._meeting.set(invitation.arrivals[self._rank], "here")
             self._undissolved(self._meeting.get(invitation.go))
@@ -214,8 +215,8 @@ class _Group:
                 torch.cuda.synchronize(tensor.device)
 
     def _made(self, giver: int) -> Any:
-        """Make a giver's group with the receivers from torch's classes: its functions know only one default group and
-        make others from its members."""
+        """Return a process group of a giver (rank 0 in it) and all receivers. It is made from torch's classes, as
+        torch's functions make groups only of members of the one default group."""
         meeting = PrefixStore(f"group {giver}", self._meeting)
         rank = 0 if self._rank == giver else self._rank - self._givers + 1
         if not self.nccl:
@@ -228,7 +229,8 @@ class _Group:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """End this member's connections on failure, so that others need not wait for their time-out."""
+        """Turn a RuntimeError inside into CollectiveError, and close this member's connections, so that others need not
+        wait for their time-out."""
         try:
             yield
         except RuntimeError as error:
@@ -237,14 +239,14 @@ class _Group:
 
 
 def index_of(parcel: Parcel) -> str:
-    """Everything except the buckets' content."""
+    """Return a parcel as JSON without the buckets' content, but with their sizes."""
     header = {key: value for key, value in vars(parcel).items() if key not in ("entries", "buckets")}
     sizes = [len(bucket) for bucket in parcel.buckets]
     return json.dumps([header, [list(asdict(entry).values()) for entry in parcel.entries], sizes])
 
 
 def of_index(index: str, *, device: torch.device | str = "cpu") -> Parcel:
-    """Make a parcel with empty buckets, to be filled."""
+    """Return a parcel of an `index_of` string, with uninitialised buckets to be filled."""
     header, entries, sizes = json.loads(index)
     buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     found = tuple(

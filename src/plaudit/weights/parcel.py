@@ -1,5 +1,5 @@
-"""Boxes of named tensors in a few flat buckets of bytes. Weights travel between processes in this form, never one call
-a parameter.
+"""Pack boxes of named tensors into a few flat buckets of bytes. Weights are sent between processes in this form, never
+with one call per parameter.
 
     boxes that a process holds -> pack -> Parcel (version, digest, entries, buckets) -> with those of all others
     -> unpack -> {name: tensor}: views of buckets, or put together when they are asked for
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A box's place in the buckets, and in its tensor."""
+    """A box's place: `size` bytes from `start` in a bucket, and the box of `sizes` from `at` in a tensor of `shape`."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Weights of one version."""
+    """A rank's boxes of one version's weights, or of a part of them, in flat buckets (uint8)."""
 
     version: int
     digest: str
@@ -76,7 +76,7 @@ class Parcel:
 
 
 class Given(NamedTuple):
-    """What a rank says of the parcel of its share of the weights, or of a part of it."""
+    """A rank's report to the driver about a parcel of its share of the weights, or of a part of the share."""
 
     digest: str
     """Of all ranks' shares."""
@@ -107,8 +107,8 @@ def pack(
     bucket_bytes: int = BUCKET_BYTES,
     device: torch.device | str = "cpu",
 ) -> Parcel:
-    """Copy whole tensors, or boxes of some, into a parcel. A bucket has at most `bucket_bytes`, unless a single box is
-    larger. `digest` is that of all tensors, if others send the rest of them."""
+    """Copy whole tensors, or boxes of tensors, into a parcel on `device`. A bucket has at most `bucket_bytes`, unless a
+    single box is larger. `digest`: of all ranks' tensors; by default it is computed from these weights."""
     pieces = weights if isinstance(weights, Sequence) else pieces_of(weights)
     entries: list[Entry] = []
     sizes = [0]
@@ -126,8 +126,8 @@ def pack(
 
 
 class Unpacked(Mapping[str, Tensor]):
-    """Tensors by their names. Those that came whole are read-only views of a parcel; others are put together each time
-    they are asked for, so that only one of them takes memory."""
+    """Tensors of parcels by name. A tensor that came in one box is a view of its bucket, not to be changed. Others are
+    assembled anew at each access, so that only one takes memory. Raises WeightsError if boxes are missing."""
 
     def __init__(self, parcels: Sequence[Parcel]):
         self._held: dict[str, list[Piece]] = {}
@@ -162,14 +162,15 @@ class Unpacked(Mapping[str, Tensor]):
 
 
 def unpack(*parcels: Parcel) -> Mapping[str, Tensor]:
-    """Return the tensors of parcels that make up one version. Raises WeightsError if they do not."""
+    """Return the tensors of one version's parcels by name. Raises WeightsError if versions or digests differ, or boxes
+    are missing."""
     if len(kinds := {(one.version, one.digest, one.beneath) for one in parcels}) != 1:
         raise WeightsError(f"These parcels are not of one version: {sorted(kinds)}.")
     return Unpacked(parcels)
 
 
 def pieces_of(weights: Mapping[str, Tensor]) -> list[Piece]:
-    """The boxes that unpacked tensors came in; others are whole."""
+    """Return the boxes of unpacked tensors as they came, or one whole piece for each tensor of other mappings."""
     return weights.pieces if isinstance(weights, Unpacked) else [Piece.whole(*one) for one in weights.items()]
 
 

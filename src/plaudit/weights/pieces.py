@@ -1,4 +1,4 @@
-"""Boxes of named tensors, and the digest of tensors that several processes have together.
+"""Boxes of named tensors, and the digest of tensors whose boxes are spread over several processes.
 
 boxes that a process holds -> Piece, ... -> digest_of_pieces: the same whoever holds which box
 """
@@ -26,7 +26,7 @@ class WeightsError(RuntimeError):
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, which may be all of it."""
+    """A box of a tensor with its values; it may be the whole tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
         return self.values.numel() * self.dtype.itemsize
 
     def cut(self, most: int) -> Iterator[Piece]:
-        """Pieces of at most `most` bytes, or of one row."""
+        """Yield this piece in runs of rows (dimension 0) of at most `most` bytes each, but at least one row."""
         if self.bytes <= most or not self.at:
             yield self
             return
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
             yield self._replace(at=(self.at[0] + number * rows, *self.at[1:]), values=some)
 
     def sum(self) -> Tensor:
-        """What it contributes to the sum of its tensor (`box_sum`); no more than a bucket of it is copied."""
+        """Return this box's term of its tensor's digest sum (`box_sum`), an int64 scalar; copy a bucket at a time."""
         total = torch.zeros((), dtype=torch.int64, device=self.values.device)
         for some in self.cut(BUCKET_BYTES):
             total += box_sum(some.values.to(self.dtype), self.shape, some.at)
@@ -68,8 +68,8 @@ def digest_of_pieces(
     tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]] | None = None,
     total: Callable[[Tensor], None] = lambda sums: None,
 ) -> str:
-    """The digest of tensors, given by dtype and whole shape, that several processes have together, each some pieces.
-    `total` replaces numbers by their sums over all of these processes, modulo 2^64."""
+    """Return the digest of tensors whose pieces are spread over processes; `tensors`: dtype and whole shape by name, by
+    default those of `pieces`. `total` replaces int64 numbers in place by their sums over processes, modulo 2^64."""
     pieces = list(pieces)
     tensors = {one.name: (one.dtype, one.shape) for one in pieces} if tensors is None else tensors
     found: dict[str, Tensor | int] = dict.fromkeys(tensors, 0)
@@ -81,7 +81,7 @@ def digest_of_pieces(
 
 
 def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Parts of at most PART_BYTES each; a larger piece is cut into rows."""
+    """Group pieces into parts of at most PART_BYTES each; a larger piece is cut into rows. Return [] for no pieces."""
     parts: list[list[Piece]] = [[]] if pieces else []
     size = 0
     for piece in (some for one in pieces for some in one.cut(PART_BYTES)):

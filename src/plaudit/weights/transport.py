@@ -1,7 +1,7 @@
-"""Moves a version's weights from the training ranks to rollout workers in other processes.
+"""Send a version's weights from the training ranks to rollout workers in other processes.
 
-    Transport.pack(worker_group, version) -> Shipment, in parcels, one at each rank that gives some of the weights
-             -> deliver(workers) -> what each confirmed, or how it was lost
+    Transport.pack(worker_group, version) -> Shipment, in parcels of each rank that sends some of the weights
+             -> deliver(workers) -> an outcome per worker: version and digest, WeightsError or WorkerLost
 
     Store       through the object store: a node's workers read one copy in shared memory
     Collective  (`broadcast.py`) by broadcast, in flat buckets: between nodes and GPUs, without a stop
@@ -29,10 +29,10 @@ Outcome = tuple[int, str] | WeightsError | WorkerLost
 
 
 class Shipment(Protocol):
-    """Weights of one version, held where they were trained until there are newer ones. The caller promises workers
-    whose `load(attempt, ...)` takes them, and to replace lost workers. The implementer promises an outcome for each
-    worker, in their order, whatever happens to the others. It raises other errors of `load`, and SenderLost if the
-    weights are gone."""
+    """Weights of one version, held by the training ranks until there are newer ones. The caller promises workers whose
+    `load(attempt, ...)` takes them, and to replace lost workers. The implementer promises that `deliver` returns one
+    outcome per worker, in order, even if other workers are lost. `deliver` raises other errors of `load`, and
+    SenderLost if the weights are gone."""
 
     @property
     def version(self) -> int: ...
@@ -51,8 +51,8 @@ class Holder(Protocol):
 
 
 class Giver(Protocol):
-    """A training rank, as far as its weights go. It gives them in parts: `parcel` returns one, as changes of the last
-    version if it can, `whole` the same one whole, as long as it is the newest; `hold` keeps all parts."""
+    """The methods of a training rank that send its weights, in parts: `parcel` returns a part, as changes of the last
+    version if it can; `whole` returns it whole, while it is the newest; `hold` keeps all parts for `send`."""
 
     def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]: ...
 
@@ -69,7 +69,7 @@ class Giver(Protocol):
 
 class Transport(Protocol):
     async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
-        """Pack the policy's present weights. Each rank takes part, since it may hold a share of them."""
+        """Pack the policy's current weights as `version`. All ranks take part, as each may hold a share of them."""
         ...
 
 
@@ -81,7 +81,7 @@ class Store:
         return Stored(parcels, version, told[0].digest, told, partial(self.kept, ranks, Giver.whole, version))
 
     async def kept(self, ranks: RayWorkerGroup[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
-        """References to all parts of all ranks, and what these say of them."""
+        """Return references to all parts of all ranks, and each part's digest and sizes."""
         parcels: list[Any] = []
         told: list[Given] = []
         part = most = 0
@@ -96,7 +96,7 @@ class Store:
 
 
 class Stored:
-    """A `Shipment`: parcels, or references to them. `wholes` asks for whole ones, when a worker needs them."""
+    """A `Shipment` of parcels or references to them. `wholes` fetches whole parcels if a worker cannot use changes."""
 
     def __init__(
         self,
