@@ -96,7 +96,7 @@ LONG = {
     "commands/test_plan.py::test_a_check_runs_steps_of_a_plan": 0,
     "plan/test_profile.py::test_a_busy_machine_is_noted_first": 0,
     # The page at every width and in both colours
-    "monitor/test_browser.py::test_every_state_fits_the_window_and_axe_finds_nothing_serious": 4,
+    "monitor/test_browser.py::test_every_state_fits_the_window_and_axe_finds_nothing_serious": 0,
     # What vLLM takes its time for
     "rollout/test_vllm.py::test_processes_that_share_matrices_answer_like_one": 0,
     "rollout/test_vllm_library.py::test_a_model_that_vllm_runs_by_transformers_class_is_still_the_learners": 0,

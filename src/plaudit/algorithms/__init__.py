@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file in this folder and a line here, or calls `register_algorithm`."""
+"""The methods by name. A new one is a file here, a line below and one in methods.yaml; or use `register_algorithm`."""
 
 from __future__ import annotations
 

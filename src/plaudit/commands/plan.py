@@ -113,7 +113,7 @@ def plan(
 
 
 def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:
-    """Run four steps of each named plan; print and return a step's seconds as planned and measured (last three)."""
+    """Run four steps of each distinct named plan; print and return seconds a step: planned, measured (median of 3)."""
     found = {}
     reporter.say(f"{'checked':12}{'planned':>10}{'measured':>10}  s a step")
     for name, one in {o.placement: (n, o) for n, o in outcome.named.items()}.values():

@@ -1,8 +1,8 @@
-"""Call kernels, only from here, after checking their arguments against `declarations.py`.
+"""The only caller of kernels: it first checks their arguments against `declarations.py`.
 
-    tensors, numbers -> kinds, shapes and strides (remembered for the next such call) -> bounds of entries -> the kernel
+    tensors, numbers -> kinds, shapes and strides (remembered for the next such call) -> indices in bounds -> the kernel
 
-A wrong call raises ValueError before anything is read or written. Threads' memory is allocated before they start; if
+A wrong call raises ValueError before the kernel runs. Threads' memory is allocated before they start; if
 there is none, a call raises MemoryError. In a forked process kernels run on one thread, with the same results: the
 parent's threads do not exist there, and GNU's OpenMP would wait for them forever.
 """

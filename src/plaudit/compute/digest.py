@@ -36,7 +36,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str:
-    """Return the digest of tensors given as name: (dtype, shape, sum of the `box_sum`s of all of its boxes)."""
+    """Return the digest of tensors from {name: (dtype, whole shape, sum of the `box_sum`s of all of its boxes)}."""
     whole = hashlib.blake2b(digest_size=16)
     for name in sorted(sums):
         dtype, shape, one = sums[name]

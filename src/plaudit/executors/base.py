@@ -70,7 +70,7 @@ class Executor(Protocol):
         ...
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work` and return its result. Raises WorkerLost once a rank is lost, and cancels the work."""
+        """Await `work` and return its result. Raises WorkerLost once a rank process is lost, and cancels the work."""
         ...
 
     async def pinned(self, groups: Sequence[Group]) -> Sequence[int]:

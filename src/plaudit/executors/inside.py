@@ -38,7 +38,7 @@ from plaudit.weights.transport import Shipment, Stored
 
 
 class SamplingRank(RankProcess, RolloutWorker):
-    """A training rank with an engine. Its training methods run in their own thread, in turn with the engine's work."""
+    """A training rank with an engine. Training methods run in a thread; the driver lets the engine sleep meanwhile."""
 
     moved: Reallocation | Adapted | None = None
     version, held, digest = 0, "", ""

@@ -184,7 +184,7 @@ async def _worker_group(
 
 
 def driven(worker: RayWorker[RolloutWorker]) -> Worker[RolloutWorker]:
-    """Wrap a rollout worker whose engine starts further processes: it is lost if these are out of step."""
+    """Wrap a rollout worker whose vLLM has several processes: if one of them fails, the worker is ended and lost."""
     from plaudit.runtime.ray_worker_group import GroupWorker, RayWorkerGroup
 
     return GroupWorker(worker.name, RayWorkerGroup([worker]))

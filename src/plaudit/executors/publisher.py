@@ -80,7 +80,7 @@ class Publisher:
         return self._changes(part, found)
 
     def all(self, device: str) -> tuple[Parcel, Parcel] | None:
-        """Pack all parts into one parcel. Return it whole, and as changes where possible; None without any part."""
+        """Pack all parts into one parcel. Return it, and its changes (else it again); None if there are no parts."""
         pieces, self.parts = [piece for part in self.parts for piece in part], []
         if not pieces:
             return None

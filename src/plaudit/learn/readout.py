@@ -82,7 +82,7 @@ class Work(Generic[Result_co]):
 
 
 def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
-    """True if a shared prefix also takes memory only once: our kernels read it in place, torch's read copies."""
+    """True if a shared prefix, computed once, also takes memory once: CPU kernels read it in place, torch copies."""
     return model.caches and torch.device(device).type == "cpu" and available(model.dtype)
 
 

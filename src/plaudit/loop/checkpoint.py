@@ -72,8 +72,8 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, what: Path) -> Iterator[None]:
-        """Turn an error of storage into an UnwritableError that names the checkpoint to resume from. Half-written files
-        are removed first, to free space. `what` is the file or folder being written."""
+        """Turn an error of storage into an UnwritableError that names the checkpoint to resume from, if any. Before
+        that, remove half-written files, to free space. `what` is the file or folder being written."""
         try:
             yield
         except Exception as error:
@@ -164,7 +164,7 @@ class Store:
         return str(self.folder) + ("" if self.copies is None else f" and {self.copies.there.name}")
 
     def fetch(self, name: str | None) -> None:
-        """Copy checkpoint `name` from `copies` unless `folder` has it whole; of "latest" the newest that is whole."""
+        """Copy checkpoint `name` from `copies` ("latest": the newest whole one there) unless `folder` has it whole."""
         there = [] if self.copies is None or name is None else self.copies.names()
         wanted = there[::-1] if name == "latest" else [one for one in there if one == name]
         for one, fetched in itertools.product(wanted, (False, True)):

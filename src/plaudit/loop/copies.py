@@ -38,7 +38,7 @@ class Copies:
         """Checkpoints of another run that this one will take the place of."""
 
     def opened(self, *, overwrite: bool, resumes: bool) -> Copies:
-        """Return self. Raises AddressError unless the address is writable and has no other run (or `overwrite`)."""
+        """Return self. Raises AddressError if the address is not writable, or has a run and neither flag is set."""
         try:
             self.there.write(b"", ".plaudit", "writable")
             self.there.remove(".plaudit")

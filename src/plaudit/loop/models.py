@@ -37,7 +37,7 @@ class Scorers:
         return batch.rejoined(await self.worker_group.split(Scorer.columns, batch.sequences()))
 
     async def sound(self, *, whole: bool) -> bool:
-        """True if weights that move are finite on every rank; with `whole`, also frozen ones, masters and moments."""
+        """True if trained weights (a scorer: all) are finite on every rank; `whole`: also frozen ones and moments."""
         return all(await self.worker_group.each(Scorer.sound, whole))
 
     async def follow(self, share: float) -> None:

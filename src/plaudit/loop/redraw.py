@@ -38,7 +38,7 @@ class LastingRollouter(Rollouter):
         return await super().rollout(index, prompt)
 
     async def again(self, group: Group, lasting: bool) -> Group:
-        """As `Rollouter.again`, but if the answers are lost, return a new group for the same prompt."""
+        """As `Rollouter.again` (score failed answers again); if the answers are lost, return a newly drawn group."""
         try:
             return await super().again(group, lasting)
         except AnswersLost:

@@ -168,8 +168,8 @@ def _layout(model: Decoder) -> Layout:
 def save_lora(
     model: LanguageModel, folder: Path, *, base: str | None = None, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the base model; `tensors`
-    are the parameters of `peft_names`, if the model does not hold them whole."""
+    """Write the adapters (and a scalar head, if any) as peft does. `base`: folder or hub id of the base model.
+    `tensors`: whole parameters by our names (the values of `peft_names`), if the model itself holds only parts."""
     from safetensors.torch import save_file
 
     settings = lora_of(model)

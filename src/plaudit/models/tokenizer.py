@@ -43,8 +43,8 @@ file's class and takes one of its own."""
 def load_tokenizer(path: str, *, vocab_size: int | None = None, tried: bool = True) -> Any:
     """Load the tokenizer of a folder or hub id. Raises ValueError if it does not load or has no end token.
 
-    In memory it gets a pad token distinct from the end token, if the vocabulary has room: `vocab_size`, else that of
-    the config.json beside it. With `tried=False` (it may be a stranger's), another process tries it first (`trial.py`).
+    Without a pad token distinct from the end token it gets one in memory: a reserved one, the unknown token, or a new
+    one if `vocab_size` (default: config.json's) has room; else none. `tried=False`: another process tries it first.
     """
     folder = local_folder(path)
     if not tried and (digest := _digest(folder)) not in WORKING:

@@ -111,8 +111,8 @@ class Comparing:
             raise OSError(f"the process that compares answers did not start (status {self.end()})")
 
     def said(self, line: str, seconds: float) -> str:
-        """Send `line` unless it is "", and return the process's next line, "" if it has ended. Kill the process and
-        raise OSError if none comes within `seconds`: then the machine is too busy, since CPU time is limited."""
+        """Send `line` unless it is "", and return the process's next line, or "" if it has ended. If none comes within
+        `seconds`, kill it and raise OSError: the machine is too busy, else its CPU limit had ended it before."""
         assert self.process.stdin is not None and self.process.stdout is not None
         late = threading.Event()
 

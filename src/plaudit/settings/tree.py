@@ -109,7 +109,7 @@ def to_plain(settings: Any) -> Any:
 
 
 def unused(s: Settings) -> list[str]:
-    """Return changed settings that this method does not read, as key=value; a recipe may serve several methods."""
+    """Return changed settings of rollout, shaping, critic and train.batch_size that the method ignores: key=value."""
     from plaudit.types import Role
 
     online = s.algorithm.online

@@ -1,6 +1,6 @@
 """What rows must be to become a batch.
 
-Row, ... -> check_rows -> the same rows, or ValueError with the first that is wrong
+Row, ... -> check_rows -> None, or ValueError with the first that is wrong
 """
 
 from __future__ import annotations

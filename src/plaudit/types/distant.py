@@ -212,7 +212,7 @@ def packed(arrays: dict[str, Any], sources: Sequence[Source]) -> tuple[dict[str,
 
 
 def unpacked(small: dict[str, Any], runs: Any) -> dict[str, Any]:
-    """Undo `packed`; what is left out is 0."""
+    """Undo `packed`: restore the places of distant tokens; their log-probs and versions are 0 until fetched."""
     begins, counts, places = runs
     size = len(small["tokens"]) + int(counts.sum())
     step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

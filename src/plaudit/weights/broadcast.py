@@ -21,8 +21,8 @@ from plaudit.weights.transport import Giver, Holder, Outcome, Shipment, Store, T
 
 
 def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
-    """Return the transport of `runtime.weights`. `gpus`: each rank and rollout worker has its own GPU, so that
-    backend=auto becomes NCCL instead of gloo."""
+    """Return the transport of `runtime.weights`. `gpus`: each rank and rollout worker has its own GPU;
+    backend=auto is then NCCL, else gloo."""
     if settings.weights == "store":
         return Store()
     automatic = "nccl" if gpus else "gloo"
