@@ -13,6 +13,7 @@ import torch
 from tiny import GPT2
 
 from plaudit.algorithms import SFT
+from plaudit.algorithms.pairs import pair_figures
 from plaudit.batch import Batch
 from plaudit.executors.served import Served
 from plaudit.executors.team import PUSHING, Team
@@ -159,6 +160,24 @@ def far(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def within(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120))
+
+
+def test_a_share_of_the_step_is_rounded_once_it_is_whole(batch: Batch) -> None:
+    """Three workers that are right with all of their thirds are right with all: 1, not the 0.999999 of 3 x 0.333333."""
+
+    def right(loss: Any, output: Any, part: Batch) -> Any:
+        assert part.row_weight is not None
+        value, figures = loss(output, part)
+        return value, figures | pair_figures(torch.ones(len(part)), part.row_weight)
+
+    async def go() -> None:
+        house = House(3)
+        async with house:
+            for one in house.learners:
+                one.loss = partial(right, one.loss)
+            assert (await house.step(batch))["accuracy"] == 1.0
+
+    within(go())
 
 
 def test_workers_learn_what_one_does_and_its_figures_are_the_steps(batch: Batch) -> None:

@@ -28,7 +28,7 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
 
 
 def whole_stats(parts: Iterable[Stats]) -> Stats:
-    """Merge all parts of a step. Round `accuracy` to 6 digits: its float32 weights may sum to 1.00000003."""
+    """Merge all parts of a step, no fewer. Round `accuracy` to 6 digits: its float32 weights may sum to 1.00000003."""
     return {name: round(x, 6) if name == "accuracy" else x for name, x in merge_stats(parts).items()}
 
 

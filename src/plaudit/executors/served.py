@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plaudit.algorithms.figures import merge_stats
+from plaudit.algorithms.figures import merge_stats, whole_stats
 from plaudit.executors.team import PUSHING, Island, Result, Team
 from plaudit.learn.learner import Learner
 from plaudit.learn.pusher import Pusher, Units, share
@@ -73,6 +73,7 @@ class Served(Learners):
         stats = merge_stats(work.stats for work in arrived)
         if scale != 1.0:
             stats = {name: x if name.endswith(("max", "min")) else x * scale for name, x in stats.items()}
+        stats = whole_stats([stats])
         self.rate = arrived[0].stats[f"learning_rate/{role}"]
         sound = not any(work.stats["skipped"] for work in arrived)
         self.norm = sum(work.stats[f"gradient_norm/{role}"] / work.share for work in arrived) / len(arrived)

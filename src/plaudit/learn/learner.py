@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import LossFn, Output
-from plaudit.algorithms.figures import merge_stats, plain, whole_stats
+from plaudit.algorithms.figures import merge_stats, plain
 from plaudit.batch import Batch
 from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.passes import Passes, UnitTooLong
@@ -117,7 +117,7 @@ class Learner(Scorer):
             stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True)))
         except UnitTooLong as error:  # the others wait for this rank's figures
             stats = {TOO_LONG: float(error.tokens)}
-        stats = whole_stats([place.merge(stats | passes.figures())])
+        stats = place.merge(stats | passes.figures())
         passes.agree(stats)
         if TOO_LONG in stats:
             self.optimizer.clear()

@@ -54,7 +54,7 @@ class Learners(Scorers):
     async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
         """Split a weighed batch over the ranks, compute its gradients and return rank 0's figures, which all ranks
         share. Call `apply` afterwards. `rate` multiplies the learning rate."""
-        return (await self.worker_group.split(Learner.prepare, batch, step, rate))[0]
+        return whole_stats((await self.worker_group.split(Learner.prepare, batch, step, rate))[:1])
 
     async def apply(self, take: bool) -> None:
         """Take the prepared optimizer step, or drop it."""
