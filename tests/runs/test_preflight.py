@@ -127,6 +127,15 @@ def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None
     assert found(recipe).previews, "rows are rendered with the tokenizer that is there"
 
 
+def test_a_model_in_an_output_that_is_not_there_is_no_hub_id(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe["model"] = {"path": "out/sft", "tokenizer": recipe["model"]["tokenizer"]}
+    assert "the run will fetch it" in dict(told(found(recipe | {"output": "other"}), problem=False))["model.path"]
+    assert "there is no folder out/sft" in dict(told(found(recipe | {"output": "out"})))["model.path"]
+
+
 @pytest.mark.slow
 def test_reward_functions_are_called_before_a_run(
     recipe: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

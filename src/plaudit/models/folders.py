@@ -33,10 +33,12 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def refuse_absent(path: str) -> None:
-    """Raise FileNotFoundError if an absent path cannot be a hub id, or if its parent folder exists here."""
+def refuse_absent(path: str, output: str = "runs") -> None:
+    """Raise FileNotFoundError if an absent path cannot be a hub id, as it lies in a run's `output` or has more than one
+    slash, or if its parent folder exists here."""
     parent = at_home(path).parent
-    if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1 or ("/" in path and parent.is_dir()):
+    local = path.startswith((".", "/", "~", f"{output.rstrip('/')}/")) or path.count("/") > 1
+    if local or ("/" in path and parent.is_dir()):
         names = [one.name for one in parent.glob("*/")] if parent.is_dir() else []
         near = close(at_home(path).name, names, f"{parent}/")
         more = near or ". Give the folder of a saved model or of a run, or a hub id (owner/name)"

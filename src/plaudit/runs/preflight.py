@@ -182,7 +182,7 @@ def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> N
     for key, path in named.items():
         if path is not None and not path.startswith("<"):
             with found.asking(key):
-                if not _is_here(path):
+                if not _is_here(path, s.output):
                     found.doubt([f"{key}={path} is not a folder here: the run will fetch it"], key)
     before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
     if before is not None:
@@ -199,7 +199,7 @@ def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> N
         found.tokenizer = tokenizer
 
 
-def _is_here(path: str) -> bool:
+def _is_here(path: str, output: str) -> bool:
     """True if a model's folder is here, False for an address or hub id. Raises FileNotFoundError for a path without a
     folder."""
     if at_home(path).is_dir():
@@ -207,7 +207,7 @@ def _is_here(path: str) -> bool:
     if is_address(path):
         Address(path)
         return False
-    refuse_absent(path)
+    refuse_absent(path, output)
     return False
 
 
