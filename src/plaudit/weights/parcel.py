@@ -126,8 +126,8 @@ def pack(
 
 
 class Unpacked(Mapping[str, Tensor]):
-    """Tensors of parcels by name. A tensor that came in one box is a view of its bucket, not to be changed. Others are
-    assembled anew at each access, so that only one takes memory. Raises WeightsError if boxes are missing."""
+    """Tensors of parcels by name. A tensor that came in one box is a view of its bucket: do not change it. A tensor in
+    several boxes is put together at each access, and not kept. Raises WeightsError if boxes are missing."""
 
     def __init__(self, parcels: Sequence[Parcel]):
         self._held: dict[str, list[Piece]] = {}

@@ -1,6 +1,6 @@
 """Boxes of named tensors, and the digest of tensors whose boxes are spread over several processes.
 
-boxes that a process holds -> Piece, ... -> digest_of_pieces: the same whoever holds which box
+a process's boxes -> Piece, ... -> digest_of_pieces -> a digest that does not depend on which process has which box
 """
 
 from __future__ import annotations
