@@ -18,7 +18,7 @@ from plaudit.learn.sharding import local
 
 
 def moving(member: Scorer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return this rank's tensors and plain values that steps change. The tensors share the model's memory."""
+    """Return what steps change of `member` on this rank: tensors and plain values. Tensors are its own, not copies."""
     if not isinstance(member, Learner):
         return {name: local(parameter).detach() for name, parameter in member.model.named_parameters()}, {}
     masters = {f"{MASTER}/{name}": master.detach() for name, master in member.optimizer.masters.items()}

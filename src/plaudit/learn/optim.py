@@ -80,7 +80,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update masters and parameters with learning rate `rate`, clipping by norm. Call `gradient_norm` before it."""
+        """Update masters and parameters by `rate`; scale down gradients above the norm limit. After `gradient_norm`."""
         limit = self.settings.max_gradient_norm
         excess = self.norm / limit if 0.0 < limit < self.norm else None
         matrices = [name for name in self.collected if self.masters[name].dim() >= 2]

@@ -146,7 +146,7 @@ class Together:
         return tensor
 
     def exchange(self, tensor: Tensor, other: int) -> Tensor:
-        """Send the tensor to rank `other`, and return the tensor of equal shape that this rank sends."""
+        """Send the tensor to rank `other`, and return the tensor of equal shape that `other` sends to this rank."""
         mine = tensor.to(self.device).contiguous()
         theirs = torch.empty_like(mine)
         sent = dist.isend(mine, group=self.group, group_dst=other)

@@ -184,8 +184,8 @@ def _shard(
     another. The latter stays gathered until its backward pass, since log-probs are read from the head's weight after
     `forward`. With `whole`, layers stay gathered too.
 
-    Raises ValueError if the number of passes depends on the rows' lengths (longrope), or if only some tokens may use a
-    parameter (experts) and this torch cannot sum its gradients.
+    Raises ValueError if the number of passes depends on the rows' lengths (longrope), or for a model that runs through
+    transformers if torch is older than 2.13, which cannot sum gradients that only some ranks have (experts).
     """
     if model.turn:
         raise ValueError(

@@ -40,7 +40,7 @@ def turns(stages: int, spans: int, parts: int, *, trains: bool = True) -> list[l
 
 
 def _ahead(behind: int, spans: int, groups: list[range]) -> int:
-    """Return the forward passes that a stage makes before it alternates; `behind` stages come after it."""
+    """Return the number of forward passes that a stage makes before it alternates; `behind` stages come after it."""
     return behind if spans == 1 else 2 * behind + (spans - 1) * max(map(len, groups))
 
 

@@ -33,7 +33,7 @@ def clipped_policy(
 ) -> Tensor:
     """max(-A rho, -A clip(rho, 1 - low, 1 + high)), (n,). With `dual` c > 1: at most -c A where A < 0.
 
-    The larger of two losses: moving rho beyond the clip gains nothing, and moving it back always has a gradient.
+    The gradient is 0 where rho is beyond the clip on A's side, and stays where rho moved against A (`dual`: up to c).
     PPO, Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; dual clip, Ye et al. 2020; low != high is
     DAPO's clip-higher, Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 10.
     """
@@ -60,10 +60,10 @@ def off_policy_weight(
 ) -> Tensor:
     """w = pi_learner / pi_sampler, bounded, for samples that another policy drew; 1 on untrained tokens, (n,).
 
-    `learner` and `sampler` (n,) are log-probs: the learner's before the step's first update, and behaviour. `level` is
-    as in `log_ratio`: w of the token, of the row (product) or its geometric mean. `how`: with `truncate`, min(w, cap)
-    (truncated importance sampling, Ionides 2008; for samplers that are not the learner, Yao et al. 2025); with `mask`,
-    1 where w lies in [1 / cap, cap], else 0.
+    `learner` and `sampler` (n,) are log-probs: the learner's before the step's first update, and the behaviour's.
+    `level` is as in `log_ratio`: w of the token, of the row (product) or its geometric mean. `how`: `truncate` gives
+    min(w, cap) (truncated importance sampling, Ionides 2008; for samplers that are not the learner, Yao et al. 2025);
+    `mask` gives 1 where w lies in [1 / cap, cap], else 0.
     """
     difference = log_ratio(learner, sampler, trainable, row, rows, level=level)
     if how == "truncate":

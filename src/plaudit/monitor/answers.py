@@ -182,7 +182,7 @@ class Answers:
                 yield at, file.readline(LONGEST)
 
     def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
-        """Parse the lines of answers, without fields by token. UnreadableError if they have more than MOST bytes."""
+        """Yield the answers, without fields by token. Raises UnreadableError if they have more than MOST bytes."""
         size = 0
         for at, line in lines:
             if (size := size + len(line)) > MOST:

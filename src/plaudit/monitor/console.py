@@ -100,7 +100,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
-        """If the block raises, write the error to the log and let it pass; the caller prints it."""
+        """If the block raises, write the error to the log and raise it again; the caller prints it."""
         try:
             yield
         except BaseException as error:

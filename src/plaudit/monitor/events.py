@@ -51,7 +51,7 @@ class Events(JsonLines):
 
     @contextmanager
     def doing(self, worker: str, phase: str) -> Iterator[None]:
-        """Record a stretch while the block runs (a `Doing`). Requests of a worker that overlap are one stretch."""
+        """Record a stretch while the block runs (a `Doing`). Overlapping ones of a worker and phase are one stretch."""
         self._count()
         lane = self._lanes.setdefault((worker, phase), Lane(self.clock(), self.version))
         lane.requests += 1

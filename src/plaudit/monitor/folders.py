@@ -120,7 +120,7 @@ def summary(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    """Return a run's state, step, number of steps and last line, from its log."""
+    """Return a run's state, step and number of steps, and in `last` the line with which it failed or was stopped."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
     kind, why = told[-1] if (told := _TOLD.findall(log)) else ("", "")
@@ -178,7 +178,7 @@ class Followed:
         self._lock = threading.Lock()
 
     def look(self) -> list[dict[str, Any]]:
-        """Return all records so far; [] without a file. Invalid lines are skipped. UnreadableError if too large."""
+        """Return all valid records so far; [] without a file. Raises UnreadableError if it is special or too large."""
         with self._lock:
             if not self.path.exists():
                 return []
@@ -205,7 +205,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def joined(records: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge `more` into `records` by step, in the order of steps. Records without a finite step are left out."""
+    """Return `records` merged with `more` by step, in the order of steps, without records that lack a finite step."""
     found: dict[float, dict[str, Any]] = {}
     for one in records:
         if (step := finite(one.get("step"))) is not None:

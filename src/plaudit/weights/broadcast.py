@@ -21,8 +21,8 @@ from plaudit.weights.transport import Giver, Holder, Outcome, Shipment, Store, T
 
 
 def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
-    """Return the transport of `runtime.weights`. `gpus`: each rank and rollout worker has its own GPU;
-    backend=auto is then NCCL, else gloo."""
+    """Return the transport of `runtime.weights`. `gpus`: each rank and rollout worker has its own GPU, which NCCL needs
+    (settings refuse backend=nccl otherwise); backend=auto is then NCCL, else gloo."""
     if settings.weights == "store":
         return Store()
     automatic = "nccl" if gpus else "gloo"
@@ -49,8 +49,8 @@ class Collective:
     async def deliver(
         self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
     ) -> list[Outcome]:
-        """Broadcast in rounds until each worker has the weights or is lost. Workers that cannot apply changes get whole
-        weights in further rounds. Return an outcome per worker; raise SenderLost if a giver is lost."""
+        """Broadcast in rounds until each worker has an outcome. Workers that cannot apply changes get whole weights in
+        further rounds. Return the outcomes; raise SenderLost if a giver is lost or no longer holds the version."""
         found: dict[Worker[Holder], Outcome] = {}
         async with self._one_at_a_time:
             for whole in (False, True):

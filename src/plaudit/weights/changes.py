@@ -40,8 +40,8 @@ def changes(base: Parcel, whole: Parcel) -> Parcel:
 
 @torch.no_grad()
 def completed(held: Sequence[Parcel], sent: Sequence[Parcel]) -> list[Parcel]:
-    """Return the sent parcels whole: those of changes are applied to copies of the `held` ones, in CPU memory. Raises
-    OtherBaseError if the changes are based on other parcels than `held`."""
+    """Return the sent parcels whole. Changes are applied in CPU memory; a bucket without any is that of `held`, not a
+    copy. Raises OtherBaseError if the changes are based on other parcels than `held`."""
     if not any(parcel.base for parcel in sent):
         return list(sent)
     if [parcel.base for parcel in sent] != [parcel.name for parcel in held]:
