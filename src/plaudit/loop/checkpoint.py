@@ -143,7 +143,7 @@ class Store:
         return load_file(folder / "tensors.safetensors"), self._values(folder)
 
     def model(self, role: str, name: str | None = None) -> Path:
-        """Return the folder of a role's model in checkpoint `name`, by default in the best, or else the newest one."""
+        """Return the folder of a role's model in checkpoint `name`, by default the best (`evaluate.best`) or newest."""
         return self.folder / role / (name or self._best_or_newest())
 
     def _best_or_newest(self) -> str:

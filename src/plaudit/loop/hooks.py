@@ -307,7 +307,7 @@ class SaveCheckpoint:
 async def restore(
     store: Store, name: str, models: Models, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Restore all but model weights, which are loaded when models are built. Remove later checkpoints."""
+    """Restore all but model weights (loaded from the same checkpoint with the models). Remove later checkpoints."""
     tensors, values = store.read(name)
     for role, actor in models.trained.items():
         await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
@@ -318,7 +318,7 @@ async def restore(
 def restored(
     values: Mapping[str, Any], rng: Tensor, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Restore source, memory, best evaluation and random generator from a `Remembered`; return its progress."""
+    """Restore source, memory, best evaluation and random generator from saved values; return their progress."""
     values = json.loads(json.dumps(values))  # which may be restored again, also from a file
     source.restore(values["source"])
     memory.clear()

@@ -52,8 +52,8 @@ class Learners(Scorers):
     worker_group: WorkerGroup[Learner]
 
     async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
-        """Split a weighed batch over the ranks, compute its gradients and return rank 0's figures, which all ranks
-        share. Call `apply` afterwards. `rate` multiplies the learning rate."""
+        """Split a weighed batch over the ranks, compute its gradients and return figures that all ranks agree on. Call
+        `apply` afterwards. `rate` multiplies the learning rate."""
         return whole_stats((await self.worker_group.split(Learner.prepare, batch, step, rate))[:1])
 
     async def apply(self, take: bool) -> None:

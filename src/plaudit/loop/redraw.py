@@ -53,7 +53,7 @@ class LastingSource(OnlineSource):
         self.lost, self.say = lost, say
 
     async def next(self) -> Delivery:
-        """Draw lost answers of the delivery again. Raises AnswersLost if some are still lost after TRIES - 1 times."""
+        """Draw lost answers of the delivery again. Raises AnswersLost if some were lost TRIES times in a row."""
         delivery = await super().next()
         groups = await self._redrawn(delivery)
         if all(one is other for one, other in zip(groups, delivery.groups, strict=True)):

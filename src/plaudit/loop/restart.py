@@ -24,7 +24,7 @@ ROLLBACKS = 1
 
 
 class Restart:
-    """Decide where a run continues after a failure. `resume` names that checkpoint; None means the run's start."""
+    """Decide where a run continues after a failure. `resume` names the checkpoint to begin from; None: the start."""
 
     def __init__(
         self,

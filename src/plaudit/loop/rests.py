@@ -36,7 +36,7 @@ class Rests:
         return {"time/rollout_idle": rested}
 
     def _count(self) -> None:
-        """If no rollout runs, add the idle seconds since the last count."""
+        """If no rollout runs, add the idle seconds that are not counted yet."""
         if self._since is not None:
             now = time.monotonic()
             self._rested, self._since = self._rested + now - self._since, now

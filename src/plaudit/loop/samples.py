@@ -163,7 +163,7 @@ def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
 
 def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:
     """Return the columns of a batch's rows by key (group, tokens), {} without a batch; equal answers share a key. The
-    learner's log-probs are the batch's `proximal` column if it is set, else those of the first pass in `seen`."""
+    learner's log-probs are those before the first update (`proximal`) if set, else of the first pass in `seen`."""
     if batch is None:
         return {}
     first: dict[Key, tuple[Any, Any]] = {}
@@ -229,7 +229,7 @@ def _answer(response: Response) -> dict[str, Any]:
 
 
 def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> dict[str, Any]:
-    """Return an answer's per-token fields and its mean advantage over trained tokens, or None without columns."""
+    """Return an answer's fields by token and mean advantage, if any; each token's advantage only if they differ."""
     completion, count = response.completion, len(response.tokens)
     found: dict[str, Any] = {
         "advantage": None,

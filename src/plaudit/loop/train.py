@@ -137,7 +137,7 @@ async def figures_of(hook: Hook, moment: Moment) -> Stats:
 async def learn(
     models: Models, delivery: Delivery, memory: Memory, ending: Ending, *, step: int, seed: int
 ) -> tuple[Batch | None, Stats]:
-    """Annotate a delivery's batch, compute credit, make the optimizer steps. Return its trained rows and figures."""
+    """Annotate a batch, compute credit, make optimizer steps, move an EMA reference. Return trained rows, figures."""
     if delivery.batch is None:
         ending.moved = True
         return None, {}
