@@ -37,7 +37,7 @@ from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.executors.pinned import Pins, pinned
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
-from plaudit.learn.watched import Seen, Watched
+from plaudit.learn.watched import Watched, WatchedRows
 from plaudit.loop.progress import Moment, Progress
 from plaudit.loop.redraw import LastingSource
 from plaudit.loop.samples import recording
@@ -46,12 +46,12 @@ from plaudit.rollout.queued import Draft, QueuedEngine
 from plaudit.rollout.rollouter import Rollouter, ShapingSettings
 from plaudit.runtime.hearts import Hearts
 from plaudit.runtime.memory import keep_freed_memory
-from plaudit.runtime.places import Places
 from plaudit.runtime.plain import dumps
 from plaudit.runtime.ray import RayRuntime
 from plaudit.runtime.ray_worker import RayWorker
 from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.supervisor import Places
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 from plaudit.types.distant import LARGE, apart
 
@@ -193,7 +193,7 @@ async def samples(
     source = LastingSource(*given, prompts_per_step=prompts, max_lag=1, lost=lost, say=print)
     taken, tokens, clock = 0.0, 0, 0.0
 
-    async def seen(wanted: Sequence[int]) -> list[Seen]:
+    async def seen(wanted: Sequence[int]) -> list[WatchedRows]:
         return [one for found in await ranks.each(Learns.taken, wanted) for one in found]
 
     with (

@@ -37,7 +37,7 @@ from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.worker import WorkerLost
 from plaudit.settings.tree import Settings
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
-from plaudit.weights.parcel import pack
+from plaudit.weights.packed import pack
 from plaudit.weights.transport import Stored
 
 TOKEN_SECONDS = 0.03
@@ -175,8 +175,8 @@ async def simulate(case: Case) -> Outcome:
         return Here(number, RolloutWorker(engines[-1], interrupt=case.interrupt))
 
     async def publish(version: int) -> None:
-        parcel = pack({"weight": torch.zeros(1)}, version)
-        await pool.publish(Stored((parcel,), version, parcel.digest))
+        packed = pack({"weight": torch.zeros(1)}, version)
+        await pool.publish(Stored((packed,), version, packed.digest))
 
     def busy_seconds() -> float:
         return sum(engine.busy_seconds for engine in engines)

@@ -29,7 +29,7 @@ from plaudit.models.families import read_config
 from plaudit.plan.cluster import problem_of
 from plaudit.plan.cost import Costs
 from plaudit.plan.placement import WIDTHS
-from plaudit.plan.profile import Curve, Line, Profile
+from plaudit.plan.profile import Curve, Link, Profile
 from plaudit.plan.search import Option, Problem, best
 from plaudit.settings.recipes import read_settings
 
@@ -316,16 +316,16 @@ def by_sheet(sheet: Sheet, models: Mapping[str, DecoderConfig], prompt: int, ans
     cached = 4.0 * policy.layers * policy.kv_heads * policy.head_dim / sheet.bandwidth
     step = policy.layers * sheet.launch + 2 * policy.parameters / sheet.bandwidth
     decode = (step, 2 * policy.parameters / sheet.flops, cached)
-    lines = {"all_reduce": Line(2e-5, sheet.link), "all_gather": Line(2e-5, sheet.link)}
+    links = {"all_reduce": Link(2e-5, sheet.link), "all_gather": Link(2e-5, sheet.link)}
     return Profile(
         hardware=f"{sheet.name} (by its data sheet)",
         devices=8,
         gpu=True,
-        room=sheet.memory,
+        capacity=sheet.memory,
         passes=passes,
         updates={role: 16.0 * config.parameters / sheet.bandwidth for role, config in models.items()},
         decode=Curve(decode, decode),
-        lines=lines | {"store": Line(1e-3, sheet.network), "network": Line(5e-5, sheet.network)},
+        links=links | {"store": Link(1e-3, sheet.network), "network": Link(5e-5, sheet.network)},
         memory={"process": 3e9},
         prompts=(prompt,),
         answers=(answer,),

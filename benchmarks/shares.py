@@ -32,7 +32,7 @@ from plaudit.models.load import describe, fresh_model, load_model
 from plaudit.models.share import begin_weights, write_weights
 from plaudit.runtime.memory import release_freed_memory
 from plaudit.runtime.network import free_address
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.packed import PackedWeights, pack
 
 CASES = {
     "llama, one file": ("llama", 5e9),
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> list[tuple[str, float, float, float,
     with Path(options.folder, f"published{options.rank}").open("wb") as store:
         publisher = Publisher(place.model, place, ranks, dtype=share.dtype, device="cpu")
         publisher.begin(1)
-        sizes = [given(publisher.parcel(part), store) for part in range(len(publisher.parts))]
+        sizes = [given(publisher.pack_part(part), store) for part in range(len(publisher.parts))]
         told("publish", place, sum(sizes))
         whole = place.whole()
         size = 0 if whole is None else given(pack(dict(whole.hf_tensors()), 1), store)
@@ -98,12 +98,12 @@ def measure(options: argparse.Namespace) -> list[tuple[str, float, float, float,
     return found
 
 
-def given(parcel: Parcel | None, store: BinaryIO) -> int:
-    """Put a parcel away. Return its bytes."""
-    assert parcel is not None
-    for bucket in parcel.buckets:
+def given(packed: PackedWeights | None, store: BinaryIO) -> int:
+    """Put packed weights away. Return its bytes."""
+    assert packed is not None
+    for bucket in packed.buckets:
         store.write(bucket.numpy().data)
-    return parcel.bytes
+    return packed.bytes
 
 
 def warm(ranks: Ranks) -> None:

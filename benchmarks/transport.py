@@ -28,7 +28,7 @@ from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
 from plaudit.runtime.token import prepare
 from plaudit.weights.broadcast import transport_of
 from plaudit.weights.collective import Invitation, Receiver, Sender
-from plaudit.weights.parcel import Given, Parcel, pack, unpack
+from plaudit.weights.packed import PackedWeights, PackReport, pack, unpack
 from plaudit.weights.pieces import Piece, digest_of_pieces, grouped
 
 WIDTH = 1024
@@ -58,20 +58,20 @@ class Giver:
             at = (first, *(0 for _ in one.shape[1:]))
             self.pieces.append(Piece(name, tuple(one.shape), at, one[first:last].clone(), one.dtype))
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+    def pack_part(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
         if part == 0:
             digest_of_pieces(self.pieces, self.specs)  # the others' part, 8 bytes a tensor, is left out
         parts = grouped(self.pieces)
-        parcel = pack(parts[part], version, digest=self.digest) if part < len(parts) else None
-        return parcel, self.given(parcel, len(parts))
+        packed = pack(parts[part], version, digest=self.digest) if part < len(parts) else None
+        return packed, self.given(packed, len(parts))
 
-    def given(self, parcel: Parcel | None, parts: int) -> Given:
-        return Given(self.digest, parts, size := parcel.bytes if parcel else 0, size)
+    def given(self, packed: PackedWeights | None, parts: int) -> PackReport:
+        return PackReport(self.digest, parts, size := packed.bytes if packed else 0, size)
 
-    def hold(self, version: int, device: str) -> Given:
+    def hold(self, version: int, device: str) -> PackReport:
         digest_of_pieces(self.pieces, self.specs)
-        self.sender.parcel = pack(self.pieces, version, digest=self.digest, device=device)
-        return self.given(self.sender.parcel, 1)
+        self.sender.packed = pack(self.pieces, version, digest=self.digest, device=device)
+        return self.given(self.sender.packed, 1)
 
 
 class Taker:
@@ -81,16 +81,16 @@ class Taker:
         keep_freed_memory()
         self.tensors, self.receiver = weights_of(megabytes), Receiver()
 
-    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
-        parcels: list[Parcel] = []
+    async def load(self, attempt: int, *sent: PackedWeights | Invitation) -> tuple[int, str]:
+        packed_parts: list[PackedWeights] = []
         for one in sent:
-            parcels += [one] if isinstance(one, Parcel) else await self.receiver.receive(one)
-        arrived, parcel = unpack(*parcels), parcels[0]
-        Accepted().check(arrived, parcel.version, sent=parcel.digest)
+            packed_parts += [one] if isinstance(one, PackedWeights) else await self.receiver.receive(one)
+        arrived, packed = unpack(*packed_parts), packed_parts[0]
+        Accepted().check(arrived, packed.version, sent=packed.digest)
         for name, tensor in self.tensors.items():
             tensor.copy_(arrived[name])
         check_held(self.tensors, arrived)
-        return parcel.version, parcel.digest
+        return packed.version, packed.digest
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -179,20 +179,20 @@ async def train(job: Job, trainer: Trainer) -> None:
 
 
 def publish(trainer: Trainer, out: Path, version: int) -> None:
-    """Leave this rank's whole parcels, and what it gives those that have the last version's."""
+    """Leave this rank's whole weights, and what it gives those that have the last version's."""
     (out / "sent").mkdir(parents=True, exist_ok=True)
     publishing = trainer.publisher
     publishing.begin(version)
     for part in range(len(publishing.parts)):
-        name = f"parcel{trainer.ranks.rank}.{part}.pickle"
-        sent = publishing.parcel(part)
+        name = f"packed{trainer.ranks.rank}.{part}.pickle"
+        sent = publishing.pack_part(part)
         assert sent is not None
         whole = publishing.whole(version, part) if sent.base or sent.halves else sent
         assert whole is not None
-        assert publishing.told(part, sent)[2:] == (sent.bytes, whole.bytes)
-        for folder, parcel in ((out, whole), (out / "sent", sent)):
-            (folder / name).write_bytes(pickle.dumps(parcel))
-    assert publishing.parcel(len(publishing.parts)) is None
+        assert publishing.report(part, sent)[2:] == (sent.bytes, whole.bytes)
+        for folder, packed in ((out, whole), (out / "sent", sent)):
+            (folder / name).write_bytes(pickle.dumps(packed))
+    assert publishing.pack_part(len(publishing.parts)) is None
     assert not any(publishing.parts), "views and gathered tensors are let go"
     share = trainer.placements[Role.POLICY].share()
     if share is not None and trainer.ranks.world > 1 and trainer.settings.runtime.pipeline == 1:

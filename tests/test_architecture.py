@@ -80,7 +80,7 @@ READING_PATHS = (
         "loop/online.py",
     ),
     (600, "runtime/worker_group.py", "runtime/local.py", "runtime/ray_worker.py", "runtime/ray_worker_group.py"),
-    (600, "weights/parcel.py", "weights/transport.py", "executors/publisher.py", "rollout/worker.py"),
+    (600, "weights/packed.py", "weights/transport.py", "executors/publisher.py", "rollout/worker.py"),
 )
 """The files that the README gives a newcomer to read, in their order, after the most lines that they may have together:
 the whole; from a call to a learner's method in an actor of Ray; from a learner's weights to the sampler's."""

@@ -20,7 +20,7 @@ from plaudit.tasks.reviews import ReviewsSize
 @pytest.fixture
 def source(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(reviews.SOURCE, str(imdb))
-    few = partial(ReviewsSize, seen=40, held_out=8, vocabulary=300)
+    few = partial(ReviewsSize, imitated=40, held_out=8, vocabulary=300)
     monkeypatch.setattr("plaudit.tasks.reviews.ReviewsSize", few)
 
 

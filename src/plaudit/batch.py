@@ -119,8 +119,8 @@ class Batch:
             raise ValueError(f"a batch has no column {name!r}; it has {', '.join((*TOKEN_COLUMNS, *ROW_COLUMNS))}")
         of, size = ("token", len(self.tokens)) if name in TOKEN_COLUMNS else ("row", len(self))
         if column is not None and (not isinstance(column, Tensor) or tuple(column.shape) != (size,)):
-            given = f"the shape {tuple(column.shape)}" if isinstance(column, Tensor) else f"a {type(column).__name__}"
-            raise ValueError(f"{name} has {given}, but needs an entry a {of}: give a tensor of the shape ({size},)")
+            shape = f"the shape {tuple(column.shape)}" if isinstance(column, Tensor) else f"a {type(column).__name__}"
+            raise ValueError(f"{name} has {shape}, but needs an entry a {of}: give a tensor of the shape ({size},)")
 
     def _mapped(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
         return replace(self, **dict[str, Any]((name, change(name, one)) for name, one in self.columns().items()))
@@ -226,5 +226,5 @@ TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in
 
 
 def _flat(columns: Sequence[Sequence[Any] | None], kind: str) -> Tensor | None:
-    given = [column for column in columns if column is not None]
-    return torch.from_numpy(laid(given, kind)[0]) if given else None
+    present = [column for column in columns if column is not None]
+    return torch.from_numpy(laid(present, kind)[0]) if present else None

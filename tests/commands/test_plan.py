@@ -21,7 +21,7 @@ from plaudit.commands.plan import steps_of
 from plaudit.plan.choice import chosen
 from plaudit.plan.cost import Costs
 from plaudit.plan.placement import Placement
-from plaudit.plan.profile import Curve, Line, Profile
+from plaudit.plan.profile import Curve, Link, Profile
 from plaudit.plan.report import Outcome
 from plaudit.runs.planned import key_of
 from plaudit.settings.recipes import read_settings
@@ -34,9 +34,9 @@ FLAT = Curve((0.001, 1e-4, 0.0, 0.0), (0.001, 1e-4, 0.0, 0.0))
 def profile(hardware: str = "four cores", **changes: Any) -> Profile:
     passes = {f"{role}/{kind}": FLAT for role in ("policy", "reference") for kind in ("train", "score")}
     decode = Curve((0.01, 1e-3, 0.0), (0.01, 1e-3, 0.0))
-    lines = {name: Line(1e-4, 1e9) for name in ("all_reduce", "all_gather", "store")}
-    given: dict[str, Any] = {"passes": passes, "updates": {"policy": 0.01}, "decode": decode, "lines": lines}
-    return Profile(hardware=hardware, devices=4, gpu=False, room=1e9, items=24, prompts=(8, 12), **given | changes)
+    links = {name: Link(1e-4, 1e9) for name in ("all_reduce", "all_gather", "store")}
+    given: dict[str, Any] = {"passes": passes, "updates": {"policy": 0.01}, "decode": decode, "links": links}
+    return Profile(hardware=hardware, devices=4, gpu=False, capacity=1e9, items=24, prompts=(8, 12), **given | changes)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_python_places_a_run_too(recipe: Path) -> None:
 def test_a_placement_to_be_chosen_is_not_run_as_it_is(recipe: Path) -> None:
     with pytest.raises(SettingsError, match=r"runtime\.placement=auto .*`plaudit grpo RECIPE`.*chosen\(settings\)"):
         run(load_settings(str(recipe), ["runtime.placement=auto"]))
-    (recipe.parent / "run.profile.json").write_text(replace(profile(), room=1.0).text())
+    (recipe.parent / "run.profile.json").write_text(replace(profile(), capacity=1.0).text())
     result = CliRunner().invoke(main, ["grpo", str(recipe), "runtime.placement=auto"])
     assert says(result.output, "runtime.placement=auto .. run.profile.json .. 4 devices")
 

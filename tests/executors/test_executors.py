@@ -60,7 +60,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     executor.runtime = SimpleNamespace(
         check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes
     )
-    executor.ranks = ranks_of(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
+    executor.ranks = ranks_of(SimpleNamespace(packed_bytes=lambda: (50 << 20) + 1))
     executor.rollout_room, executor._rollouts, executor.width = [{}], 1, 1
     settings: Any = SimpleNamespace(rewards=[], samples=True, runtime=SimpleNamespace(start_timeout=1.0))
     executor.scoring = Scoring(settings, executor.runtime, {}, executor._room_to_score, failures=Failures(0), say=print)

@@ -18,7 +18,7 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
-from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.packed import PackedWeights, pack, unpack
 from plaudit.weights.pieces import WeightsError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -34,7 +34,7 @@ def decoder(kind: str, *, seed: int, axis: Axis | None = None) -> Decoder:
     return model
 
 
-def sent(policy: Decoder) -> Parcel:
+def sent(policy: Decoder) -> PackedWeights:
     return pack(dict(policy.hf_tensors()), 1)
 
 
@@ -67,10 +67,10 @@ def test_it_moves_as_beside_its_policy_to_the_bit() -> None:
 
 
 def test_weights_that_changed_on_the_way_move_nothing() -> None:
-    reference, parcel = decoder("gpt2", seed=0), sent(decoder("gpt2", seed=1))
-    parcel.buckets[0][100] ^= 1
+    reference, packed = decoder("gpt2", seed=0), sent(decoder("gpt2", seed=1))
+    packed.buckets[0][100] ^= 1
     with pytest.raises(WeightsError, match="resume=latest"):
-        rank_of(reference).follow(0.1, parcel)
+        rank_of(reference).follow(0.1, packed)
     start = decoder("gpt2", seed=0)
     assert all(torch.equal(p, start.get_parameter(name)) for name, p in reference.named_parameters())
 

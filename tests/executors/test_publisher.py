@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from plaudit.compute.digest import digest
 from plaudit.weights.changes import completed
-from plaudit.weights.parcel import Parcel, unpack
+from plaudit.weights.packed import PackedWeights, unpack
 
 pytestmark = pytest.mark.slow
 
@@ -76,39 +76,39 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
     return root
 
 
-def given(folder: Path) -> dict[Path, Parcel]:
-    return {file: pickle.loads(file.read_bytes()) for file in sorted(folder.glob("parcel*.pickle"))}
+def given(folder: Path) -> dict[Path, PackedWeights]:
+    return {file: pickle.loads(file.read_bytes()) for file in sorted(folder.glob("packed*.pickle"))}
 
 
-def parcels_of(folder: Path) -> list[Parcel]:
+def packed_of(folder: Path) -> list[PackedWeights]:
     return list(given(folder).values())
 
 
 @pytest.mark.parametrize(("model", "how"), GIVEN)
 def test_what_ranks_give_is_their_model_with_its_digest(model: str, how: str, done: Path) -> None:
     """The digest of stored tensors, which each rank has only some boxes of, is that of the whole ones."""
-    parcels = parcels_of(done / model / how)
-    assert {parcel.version for parcel in parcels} == {1}
-    weights = unpack(*parcels)
-    assert digest(weights) == parcels[0].digest
-    alone = parcels_of(done / model / "alone")
+    packed_parts = packed_of(done / model / how)
+    assert {packed.version for packed in packed_parts} == {1}
+    weights = unpack(*packed_parts)
+    assert digest(weights) == packed_parts[0].digest
+    alone = packed_of(done / model / "alone")
     assert {name: (one.shape, one.dtype) for name, one in weights.items()} == {
         name: (one.shape, one.dtype) for name, one in unpack(*alone).items()
     }
-    assert parcels[0].beneath == alone[0].beneath
+    assert packed_parts[0].beneath == alone[0].beneath
     if model != "lora":
         whole = load_file(done / model / how / "policy.safetensors")
         assert all(torch.equal(weights[name], whole[name]) for name in whole)
-        assert digest(whole) == parcels[0].digest
+        assert digest(whole) == packed_parts[0].digest
 
 
 @pytest.mark.parametrize(("model", "how", "world"), DIVIDED)
 def test_no_rank_gives_more_than_its_share(model: str, how: str, world: int, done: Path) -> None:
     """And packs no more at once than a part."""
     sizes: Counter[str] = Counter()
-    for file, parcel in given(done / model / how).items():
-        sizes[file.name.split(".")[0]] += sum(entry.size for entry in parcel.entries)
-        assert parcel.bytes <= 20_000 + 64 * len(parcel.entries)
+    for file, packed in given(done / model / how).items():
+        sizes[file.name.split(".")[0]] += sum(entry.size for entry in packed.entries)
+        assert packed.bytes <= 20_000 + 64 * len(packed.entries)
     assert len(sizes) == world
     assert max(sizes.values()) <= 1.05 * sum(sizes.values()) / world
 
@@ -141,17 +141,17 @@ def test_only_bfloat16_is_sent_as_changes_and_a_small_step_in_a_twentieth_of_the
     model: str, how: str, done: Path
 ) -> None:
     folder = done / model / how
-    before, sent, whole = (parcels_of(one) for one in (folder / "before", folder / "sent", folder))
-    assert [parcel.base for parcel in sent] == [parcel.name if model == "half" else "" for parcel in before]
+    before, sent, whole = (packed_of(one) for one in (folder / "before", folder / "sent", folder))
+    assert [packed.base for packed in sent] == [packed.name if model == "half" else "" for packed in before]
     found = completed(before, sent)
-    assert [parcel.name for parcel in found] == [parcel.name for parcel in whole]
+    assert [packed.name for packed in found] == [packed.name for packed in whole]
     assert digest(unpack(*found)) == found[0].digest != before[0].digest
     if model == "half":
-        assert 0 < sum(parcel.bytes for parcel in sent) <= 0.05 * sum(parcel.bytes for parcel in whole)
+        assert 0 < sum(packed.bytes for packed in sent) <= 0.05 * sum(packed.bytes for packed in whole)
 
 
 @pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in APART])
 def test_adapters_and_models_without_boxes_come_from_the_first_rank(model: str, how: str, done: Path) -> None:
-    parcels = given(done / model / how)
-    assert all(file.name.startswith("parcel0.") for file in parcels)
-    assert all(bool(parcel.beneath) == (model == "lora") for parcel in parcels.values())
+    packed_parts = given(done / model / how)
+    assert all(file.name.startswith("packed0.") for file in packed_parts)
+    assert all(bool(packed.beneath) == (model == "lora") for packed in packed_parts.values())

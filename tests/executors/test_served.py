@@ -22,9 +22,9 @@ from plaudit.learn.pusher import Pusher
 from plaudit.learn.server import ServerPart
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.models.load import fresh_model
-from plaudit.runtime.places import Places
 from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import Servers
+from plaudit.runtime.supervisor import Supervisor
 from plaudit.runtime.worker import Failures, WorkerLost
 from plaudit.types import Role, Row
 
@@ -101,7 +101,7 @@ class House:
         self.failures, self.may_start = Failures(-1), asyncio.Event()
         self.may_start.set()
         how: dict[str, Any] = {"work": "units", "patience": 60.0, "none": "none", "failures": self.failures}
-        self.places: Places[Any] = Places(self.start, workers, **how)
+        self.supervisor: Supervisor[Any] = Supervisor(self.start, workers, **how)
         parts = [ServerPart(OPTIMIZER, self.settings) for _ in range(self.settings.count)]
         self.servers = [Process(f"server {n}", {Role.POLICY: part}) for n, part in enumerate(parts)]
 
@@ -113,16 +113,16 @@ class House:
         return Island(self.processes[-1])
 
     async def __aenter__(self) -> Served:
-        self.places.open()
-        await self.places.counted()
-        self.team: Team[Any] = Team(self.places, RayWorkerGroup(self.servers), self.settings)  # type: ignore[arg-type]
+        self.supervisor.open()
+        await self.supervisor.counted()
+        self.team: Team[Any] = Team(self.supervisor, RayWorkerGroup(self.servers), self.settings)  # type: ignore[arg-type]
         await self.team.begin(Role.POLICY)
         await self.team.refresh()
         self.served = Served(self.team, Role.POLICY, lambda stats: None)
         return self.served
 
     async def __aexit__(self, *error: object) -> None:
-        self.places.close("the test")
+        self.supervisor.close("the test")
         self.team.close()
         await asyncio.sleep(0)
 
@@ -224,7 +224,7 @@ def test_a_lost_workers_units_are_cut_again_and_a_new_one_joins(when: str, batch
             here = [one for one in house.processes if one.alive]
             assert all(far(weights(one.parts[Role.POLICY]), alone(batch, 2)) < 1e-6 for one in here)
             house.may_start.set()
-            while len(house.processes) < 4 or len(house.places.workers) < 3:
+            while len(house.processes) < 4 or len(house.supervisor.workers) < 3:
                 await asyncio.sleep(0.01)
             stats = await house.step(batch, 2)
             assert stats["servers/workers/policy"] == 3
@@ -384,7 +384,7 @@ def test_a_checkpoint_goes_on_to_the_bit(servers: dict[str, Any], batch: Batch, 
             for step in range(4, 7):
                 await first.step(batch, step)
         again.start = partial(_begun, again, model)  # type: ignore[method-assign]
-        again.places._start = again.start
+        again.supervisor._start = again.start
         async with again as served:
             await served.restore(tmp_path / "policy.safetensors", values)
             for step in range(4, 7):

@@ -55,9 +55,10 @@ class Together:
             one.apply(True, float(shard.token_share.sum()))
 
     def save(self, folder: Path) -> None:
-        kept = [server.kept() for server in self.servers]
+        states = [server.state() for server in self.servers]
         for number, one in enumerate(self.pushers):
-            one.save(folder / "policy.safetensors", number, kept[0][1], *([] if number else [one for one, _ in kept]))
+            servers = [] if number else [state for state, _ in states]
+            one.save(folder / "policy.safetensors", number, states[0][1], *servers)
 
     def restore(self, folder: Path, saved: int = 2) -> None:
         path = folder / "policy.safetensors"

@@ -166,7 +166,7 @@ def test_a_judge_and_a_reference_keep_to_what_fits(make_learner: Make, batch: Ba
     scorer = Scorer(model, Role.JUDGE, token_budget=64)
     narrow(monkeypatch, model, 40)
     assert [float(score) for output in scorer.outputs(batch) for score in output.scores] == expected
-    assert scorer.room.tokens <= 32
+    assert scorer.budget.tokens <= 32
     monkeypatch.undo()
     narrow(monkeypatch, model, 1)
     with pytest.raises(UnitTooLong, match="without gradients"):

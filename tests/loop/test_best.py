@@ -64,9 +64,9 @@ def test_patience_counts_evaluations_in_a_row_without_a_better_one() -> None:
         assert not endless.exhausted
     assert ended == [False] * 6 + [True]
     why = "ended early: no better in 2 evaluations"
-    assert best.told(early=True) == [why, "best: validation/loss 2.0000 at step 3"]
-    assert best.told(early=False) == endless.told(early=True) == best.told(early=True)[1:]
-    assert Best("loss", 2).told(early=True) == []
+    assert best.summary(early=True) == [why, "best: validation/loss 2.0000 at step 3"]
+    assert best.summary(early=False) == endless.summary(early=True) == best.summary(early=True)[1:]
+    assert Best("loss", 2).summary(early=True) == []
 
 
 def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:

@@ -183,7 +183,7 @@ def test_which_groups_are_replaced_does_not_depend_on_rewards_that_failed_for_a_
             return [await whole.rollout(group.index, group.prompt) for group in groups]
 
         answers = Answers(rewards=lambda index: (None, None) if index in away else values.get(index, (0.0, 1.0)))
-        source = source_of(answers, mended=mended)
+        source = source_of(answers, repair=mended)
         delivery = await source.next()
         await source.close()
         dropped = [group.index for group in delivery.dropped]
@@ -209,7 +209,7 @@ def test_a_reward_that_comes_with_a_replacement_is_learned_from() -> None:
         return groups if asked == 1 else [await whole.rollout(n, PROMPTS[n]) for n in (0, 1)] + list(groups[2:])
 
     async def step() -> Any:
-        source = source_of(Answers(rewards=lambda index: rewards.get(index, (0.0, 1.0, 2.0))), mended=mended)
+        source = source_of(Answers(rewards=lambda index: rewards.get(index, (0.0, 1.0, 2.0))), repair=mended)
         delivery = await source.next()
         await source.close()
         return source.algorithm, delivery

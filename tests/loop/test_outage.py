@@ -65,13 +65,13 @@ def values(groups: list[Group]) -> list[float | None]:
 
 def test_few_failures_are_left_as_they_are() -> None:
     case = Case(lambda now, score: FINE, most=0.25)
-    assert values(asyncio.run(case.outage.mended([group(0, AWAY, FINE, FINE, FINE)]))) == [None, 1.0, 1.0, 1.0]
+    assert values(asyncio.run(case.outage.repaired([group(0, AWAY, FINE, FINE, FINE)]))) == [None, 1.0, 1.0, 1.0]
     assert (case.asked, case.said) == ([], [])
 
 
 def test_a_server_that_is_away_is_asked_with_growing_waits_until_it_answers() -> None:
     case = Case(lambda now, score: FINE if now >= 200 else AWAY)
-    found = asyncio.run(case.outage.mended([group(0, AWAY, FINE), group(1, AWAY, AWAY)]))
+    found = asyncio.run(case.outage.repaired([group(0, AWAY, FINE), group(1, AWAY, AWAY)]))
     assert values(found) == [1.0] * 4
     assert case.slept == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert all(reasons == [AWAY.reason] * count for (_, reasons), count in zip(case.asked, [1, 2] * 10, strict=True))
@@ -84,7 +84,7 @@ def test_a_server_that_is_away_is_asked_with_growing_waits_until_it_answers() ->
 
 def test_one_try_more_that_helps_is_not_worth_a_word() -> None:
     case = Case(lambda now, score: FINE)
-    assert values(asyncio.run(case.outage.mended([group(0, AWAY, AWAY)]))) == [1.0, 1.0]
+    assert values(asyncio.run(case.outage.repaired([group(0, AWAY, AWAY)]))) == [1.0, 1.0]
     assert (case.slept, case.said) == ([], [])
 
 
@@ -95,7 +95,7 @@ def test_it_ends_when_patience_is_over_and_not_before(patience: float) -> None:
         RewardFailureError,
         match=rf"^100% .* 10% .*rollout\.max_failed.*ConnectError.* {patience:g} s \(rollout\.reward_patience\)\.$",
     ):
-        asyncio.run(case.outage.mended([group(0, AWAY, AWAY)]))
+        asyncio.run(case.outage.repaired([group(0, AWAY, AWAY)]))
     assert case.now - 1000.0 == patience
     assert case.asked[-1][0] == patience, "the last try is at the end of it"
 
@@ -103,7 +103,7 @@ def test_it_ends_when_patience_is_over_and_not_before(patience: float) -> None:
 def test_a_mistake_in_a_function_is_not_waited_for() -> None:
     case = Case(lambda now, score: score)
     with pytest.raises(RewardFailureError, match=r"^100% .* \['rule: TypeError: one'\]\.$"):
-        asyncio.run(case.outage.mended([group(0, WRONG, WRONG)]))
+        asyncio.run(case.outage.repaired([group(0, WRONG, WRONG)]))
     assert case.slept == [1, 2]
 
 
@@ -126,7 +126,7 @@ def test_a_signal_ends_the_wait(before: bool) -> None:
     if before:
         case.stop.append(2)
     with pytest.raises(Stopped):
-        asyncio.run(asyncio.wait_for(case.outage.mended([group(0, AWAY, AWAY)]), 10))
+        asyncio.run(asyncio.wait_for(case.outage.repaired([group(0, AWAY, AWAY)]), 10))
 
 
 def test_answers_are_asked_about_again_as_they_are_and_shaped_alike() -> None:
@@ -144,7 +144,7 @@ def test_answers_are_asked_about_again_as_they_are_and_shaped_alike() -> None:
     texts = [replace(DONE, text=text) for text in ("a", "b", "ccc")]
     responses = [replace(r, completion=c) for r, c in zip(given.responses, texts, strict=True)]
     outage = Outage(rollouter.again, most=0.0, patience=10.0, sleep=lambda seconds: asyncio.sleep(0))
-    (found,) = asyncio.run(outage.mended([replace(given, responses=tuple(responses))]))
+    (found,) = asyncio.run(outage.repaired([replace(given, responses=tuple(responses))]))
     assert calls == ["a", "b", "ccc", "a", "ccc"]
     assert [response.reward for response in found.responses] == [2.0, 2.0, 6.0]
     assert [response.completion for response in found.responses] == texts

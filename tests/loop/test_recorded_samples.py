@@ -16,7 +16,7 @@ from test_hooks import group, moment
 from plaudit import load_settings, run
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
-from plaudit.learn.watched import Seen, Watched
+from plaudit.learn.watched import Watched, WatchedRows
 from plaudit.loop.progress import Delivery
 from plaudit.loop.samples import Pieces, recording, row_columns, sample_records
 from plaudit.monitor.samples import stretches
@@ -32,9 +32,9 @@ def decode(tokens: Sequence[int]) -> str:
 PIECES = Pieces(decode)
 
 
-def seen(row: Row, logprobs: list[float], entropy: list[float]) -> Seen:
+def seen(row: Row, logprobs: list[float], entropy: list[float]) -> WatchedRows:
     batch = Batch.of([row])
-    return Seen(batch.tokens, batch.lengths, batch.group, torch.tensor(logprobs), torch.tensor(entropy))
+    return WatchedRows(batch.tokens, batch.lengths, batch.group, torch.tensor(logprobs), torch.tensor(entropy))
 
 
 def test_a_sample_by_hand() -> None:
@@ -82,7 +82,7 @@ def test_equal_answers_keep_the_advantages_of_their_own_rewards() -> None:
 
 
 def test_every_group_of_a_step_is_recorded_with_its_kind(tmp_path: Path) -> None:
-    async def nothing_seen(groups: Sequence[int]) -> list[Seen]:
+    async def nothing_seen(groups: Sequence[int]) -> list[WatchedRows]:
         return []
 
     path = tmp_path / "samples.jsonl"
@@ -107,7 +107,7 @@ def test_a_step_above_its_share_asks_only_for_groups_that_fit(tmp_path: Path) ->
     delivery = Delivery(batch=None, epoch=1, groups=tuple(map(group, range(400))))
     watched, asked = Watched(), list[Sequence[int]]()
 
-    async def seen(groups: Sequence[int]) -> list[Seen]:
+    async def seen(groups: Sequence[int]) -> list[WatchedRows]:
         asked.append(groups)
         return watched.taken(groups)
 
@@ -126,7 +126,7 @@ def test_a_step_above_its_share_asks_only_for_groups_that_fit(tmp_path: Path) ->
 
 
 def test_a_group_above_the_share_is_recorded_of_a_validation_and_of_the_first_step(tmp_path: Path) -> None:
-    async def nothing_seen(groups: Sequence[int]) -> list[Seen]:
+    async def nothing_seen(groups: Sequence[int]) -> list[WatchedRows]:
         return []
 
     with recording(tmp_path / "samples.jsonl", decode, nothing_seen, budget=10_000, steps=100, after=0) as record:

@@ -124,7 +124,7 @@ def test_their_failed_rewards_are_waited_for_too() -> None:
         return [0] if groups[0].responses[0].tokens[0] == 1 else []
 
     async def step() -> None:
-        found = source(lost, [], mended=mended)
+        found = source(lost, [], repair=mended)
         await found.next()
         await found.close()
 

@@ -61,10 +61,10 @@ def test_what_a_rank_gives_are_its_sends_in_the_order_of_the_tensors(
     config: DecoderConfig, head: HeadKind, one: Mesh, other: Mesh, apart: bool
 ) -> None:
     moves = Moves(*both(config, head, one, other), apart=apart)
-    given = [move for rank in range(moves.one.mesh.world) for move in moves.given(rank)]
+    given = [move for rank in range(moves.one.mesh.world) for move in moves.sent_by(rank)]
     assert Counter(given) == Counter(moves)
     order = list(moves.one.stored)
-    first = [order.index(move.name) for move in moves.given(0)]
+    first = [order.index(move.name) for move in moves.sent_by(0)]
     assert first == sorted(first)
 
 

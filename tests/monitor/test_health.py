@@ -354,7 +354,7 @@ def test_signs_that_last_are_present_and_dismissed_ones_are_not():
 
 
 REWARDS = [
-    ({"short": "given:short:1"}, "the reward short"),
+    ({"short": "passed:short:1"}, "the reward short"),
     ({"gsm8k": "gsm8k", "short": "function"}, "the rewards gsm8k and short"),
     ({"judge": "judge"}, "the judge"),
     ({}, "the reward"),

@@ -15,7 +15,7 @@ from overlap import Case
 
 from plaudit.plan.cost import Costs
 from plaudit.plan.placement import Apart, Placement, heuristic, placement_of, placements, symmetric
-from plaudit.plan.profile import Curve, Line, Profile
+from plaudit.plan.profile import Curve, Link, Profile
 from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings
 
@@ -34,12 +34,12 @@ def profile(**changes: Any) -> Profile:
         "hardware": "made up",
         "devices": 8,
         "gpu": True,
-        "room": 1e9,
+        "capacity": 1e9,
         "passes": {"policy/train": flat(0.01), "policy/score": NOTHING, "reference/score": flat(0.002)}
         | {"critic/train": flat(0.02), "critic/score": flat(0.003), "judge 0/score": flat(0.005)},
         "updates": {"policy": 0.5, "critic": 0.25},
         "decode": Curve((0.1, 0.0, 0.0), (0.1, 0.0, 0.0)),
-        "lines": {name: Line(0.0, 1e6) for name in ("all_reduce", "all_gather", "store")},
+        "links": {name: Link(0.0, 1e6) for name in ("all_reduce", "all_gather", "store")},
         "call": 0.0,
         "prompts": (10,),
         "answers": (20,),
@@ -114,7 +114,7 @@ def test_a_step_is_that_of_the_real_loop(lag: int, workers: int) -> None:
         passes={"policy/train": NOTHING, "policy/score": NOTHING},
         updates={"policy": learn},
         decode=Curve((overlap.TOKEN_SECONDS, 0.0, 0.0), (overlap.TOKEN_SECONDS, 0.0, 0.0)),
-        lines={"all_reduce": Line(0, 1e12), "all_gather": Line(0, 1e12), "store": Line(0, 1e12)},
+        links={"all_reduce": Link(0, 1e12), "all_gather": Link(0, 1e12), "store": Link(0, 1e12)},
         answers=tuple(lengths),
         prompts=(1,),
     )

@@ -76,7 +76,7 @@ def test_profile_plan_run_and_warning(
     assert set(found.passes) == {*kinds, "reference/score", "judge 1/score"}
     assert all(sum(curve.one) > 0 for curve in found.passes.values())
     assert set(found.rewards) == {"varied"}
-    assert found.lines["all_reduce"].bandwidth > 1e6
+    assert found.links["all_reduce"].bandwidth > 1e6
     assert not found.busy
 
     text = called("plan", str(tmp_path / "ppo.yaml"), "--price", "2")

@@ -28,7 +28,7 @@ def test_a_profile_on_ray(
     assert result.exit_code == 0, result.output
     found = read_profile(tmp_path / "run.profile.json")
     assert 0 < found.call < 1
-    store = found.lines["store"]
+    store = found.links["store"]
     assert store != measure.USUAL["store"]
     assert store.bandwidth > 1e5
     assert "ray" in found.memory

@@ -34,7 +34,7 @@ def problem(seed: int) -> Problem:
                 lambda a, b, s=seconds: 0.0 if (a.first, a.count) == (b.first, b.count) else s,
             )
         calls.append(Call(f"call {number}", tuple(options), after, moves))
-    return Problem(tuple(calls), devices, room=chance.choice((60.0, 25.0, 1e9)), lag=chance.choice((0, 0, 1, 2)))
+    return Problem(tuple(calls), devices, capacity=chance.choice((60.0, 25.0, 1e9)), lag=chance.choice((0, 0, 1, 2)))
 
 
 def by_trying(given: Problem) -> float | None:
@@ -99,7 +99,7 @@ def test_a_thousand_devices_take_seconds() -> None:
             if tensor <= size
         ]
         calls.append(Call(str(number), undominated(options), after=(str(number - 1),) if number % 2 else ()))
-    given = Problem(tuple(calls), 1024, room=80.0)
+    given = Problem(tuple(calls), 1024, capacity=80.0)
     begun = time.perf_counter()
     found = best(given)
     assert time.perf_counter() - begun < 60  # 10 s on a quiet machine: docs/plan.md

@@ -31,7 +31,7 @@ from plaudit.models.settings import LoraSettings
 from plaudit.models.share import Share
 from plaudit.rollout.content import digest_beneath
 from plaudit.rollout.engine import generate_all
-from plaudit.rollout.led import Follower, Leading, Line
+from plaudit.rollout.led import CommandChannel, Follower, Leading
 from plaudit.rollout.native import NativeEngine
 from plaudit.types import Completion, Role, Row, Sampling
 from plaudit.weights.pieces import WeightsError
@@ -127,8 +127,8 @@ async def interrupted(engine: NativeEngine, job: Job) -> list[list[Answer]]:
     return plain([await one for number, one in enumerate(asked) if number != 1])
 
 
-def lead(job: Job, model: Decoder, line: Line) -> dict[str, Any]:
-    engine = NativeEngine(model, Letters(), slots=SLOTS, decoding=Leading(model, line))
+def lead(job: Job, model: Decoder, channel: CommandChannel) -> dict[str, Any]:
+    engine = NativeEngine(model, Letters(), slots=SLOTS, decoding=Leading(model, channel))
     found: dict[str, Any] = {"held": sum(parameter.numel() for parameter in model.parameters())}
     found |= {"first": answers(engine, job), "again": answers(engine, job)}
     assert engine.table is not None
@@ -144,20 +144,20 @@ def lead(job: Job, model: Decoder, line: Line) -> dict[str, Any]:
         engine.load(weights_of(job), 2)
     except WeightsError as error:
         found["refused"] = str(error)
-    engine.decoding.line.tell(["end"])  # type: ignore[attr-defined]
+    engine.decoding.channel.send(["end"])  # type: ignore[attr-defined]
     return found
 
 
 def do(job: Job, number: int, world: int) -> None:
     model = model_of(job, axis=Axis(number, world))
-    line = Line(model.axis)
+    channel = CommandChannel(model.axis)
     out, scored = Path(job["out"]), {}
-    beneath = digest_beneath(model.held(), line.total)
+    beneath = digest_beneath(model.held(), channel.total)
     if number == 0:
-        found = lead(job, model, line) | {"beneath": beneath}
+        found = lead(job, model, channel) | {"beneath": beneath}
         out.write_text(json.dumps(found))
     else:
-        follower = Follower(model, line, patience=2.0)
+        follower = Follower(model, channel, patience=2.0)
         follower.load(weights_of(job, seed=5), 1)
         follower.thread.join()  # until "end", a word that it does not know
     dist.barrier()

@@ -19,7 +19,7 @@ from plaudit.rollout.content import Adapters
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.packed import PackedWeights, pack
 from plaudit.weights.pieces import WeightsError
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
@@ -39,7 +39,7 @@ def trained(plain: Decoder) -> Decoder:
     return model
 
 
-def parcel_of(model: Decoder, version: int) -> Parcel:
+def packed_of(model: Decoder, version: int) -> PackedWeights:
     parameters = dict(model.named_parameters())
     adapters = {name: parameters.pop(name) for name in adapter_names(model)}
     return pack(adapters, version, beneath=digest(parameters))
@@ -58,12 +58,12 @@ def worker_of(model: Decoder, letters: Letters, *, shared: bool) -> RolloutWorke
 def test_merged_here_they_are_the_full_weights_to_the_bit(pairs: Any, letters: Letters, kind: str) -> None:
     learner = trained(pairs(kind)[0])
     whole = pack(dict(learner.hf_tensors()), 1)
-    parcel = parcel_of(learner, 1)
-    assert parcel.bytes < whole.bytes / 3, "rank 2 of 48"
+    packed = packed_of(learner, 1)
+    assert packed.bytes < whole.bytes / 3, "rank 2 of 48"
     full = RolloutWorker(build_engine(merged_copy(adapted(pairs(kind)[0])), letters, slots=4))
     small = worker_of(adapted(pairs(kind)[0], seed=7), letters, shared=False)
     before = answers(small)
-    for worker, sent in ((full, whole), (small, parcel)):
+    for worker, sent in ((full, whole), (small, packed)):
         assert asyncio.run(worker.load(0, sent)) == (1, sent.digest)
     assert answers(small) == answers(full)
     assert answers(small) != before
@@ -73,7 +73,7 @@ def test_merged_here_they_are_the_full_weights_to_the_bit(pairs: Any, letters: L
 def test_apart_they_are_what_the_learner_computes_with_to_the_bit(pairs: Any, letters: Letters, kind: str) -> None:
     learner = trained(pairs(kind)[0])
     worker = worker_of(adapted(pairs(kind)[0], seed=7), letters, shared=True)
-    asyncio.run(worker.load(0, parcel_of(learner, 0)))
+    asyncio.run(worker.load(0, packed_of(learner, 0)))
     assert answers(worker) == generate_all(build_engine(learner, letters, slots=4), prompts(5, 9), PLAN)
 
 
@@ -84,13 +84,13 @@ def test_adapters_of_another_model_are_refused_and_change_nothing(pairs: Any, le
     worker = worker_of(adapted(pairs("gpt2")[0]), letters, shared=True)
     before = answers(worker)
     with pytest.raises(WeightsError, match=r"digest .*model\.path"):
-        asyncio.run(worker.load(0, parcel_of(other, 1)))
+        asyncio.run(worker.load(0, packed_of(other, 1)))
     with pytest.raises(WeightsError, match="none"):
         asyncio.run(worker.load(0, pack(dict(other.hf_tensors()), 1)))
     assert answers(worker) == before
     plain = RolloutWorker(build_engine(pairs("gpt2")[0], letters, slots=4))
     with pytest.raises(WeightsError, match=r"model\.lora"):
-        asyncio.run(plain.load(0, parcel_of(other, 1)))
+        asyncio.run(plain.load(0, packed_of(other, 1)))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -100,11 +100,11 @@ def test_a_model_beneath_that_changed_in_memory_is_found_with_the_next_adapters(
     learner = trained(pairs("gpt2")[0])
     model = adapted(pairs("gpt2")[0])
     worker = worker_of(model, letters, shared=shared)
-    asyncio.run(worker.load(0, parcel_of(learner, 1)))
+    asyncio.run(worker.load(0, packed_of(learner, 1)))
     with torch.no_grad():
         model.embedding.weight.view(torch.int32)[3, 4] ^= 1
     with pytest.raises(WeightsError, match="memory"):
-        asyncio.run(worker.load(0, parcel_of(learner, 2)))
+        asyncio.run(worker.load(0, packed_of(learner, 2)))
 
 
 def test_a_merged_copy_shares_what_has_no_adapters(pairs: Any) -> None:

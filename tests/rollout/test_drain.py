@@ -16,7 +16,7 @@ from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.static import StaticEngine
 from plaudit.rollout.worker import OutOfDateError, RolloutWorker
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import pack
+from plaudit.weights.packed import pack
 
 PLAN = [Sampling(max_tokens=15, seed=seed) for seed in range(3)]
 """One more than the slots."""
@@ -80,8 +80,8 @@ def test_a_worker_does_as_it_is_told(pairs: Any, interrupt: bool) -> None:
         asking = asyncio.create_task(worker.generate(0, question, PLAN[:2]))
         for _ in range(5):
             await asyncio.sleep(0)
-        parcel = pack(changed(engine), 1)
-        assert await worker.load(0, parcel) == (1, parcel.digest)
+        packed = pack(changed(engine), 1)
+        assert await worker.load(0, packed) == (1, packed.digest)
         return await asking
 
     versions = [set(completion.versions) for completion in asyncio.run(under_way())]

@@ -21,7 +21,7 @@ from plaudit.rollout.worker import OutOfDateError, RolloutWorker
 from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from plaudit.types import Sampling
 from plaudit.weights.changes import changes
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.packed import PackedWeights, pack
 from plaudit.weights.pieces import WeightsError
 from plaudit.weights.transport import Holder, Stored
 
@@ -42,7 +42,7 @@ class Here:
         if self.lost:
             raise WorkerLost(self.name, "its process ended")
         if method is Holder.load and isinstance(arguments[1], str):
-            raise SenderLost("a sender", "the parcel is gone")
+            raise SenderLost("a sender", "the weights are gone")
         answer = await getattr(self.worker, method.__name__)(*arguments)
         if self.lost:
             raise WorkerLost(self.name, "its process ended")
@@ -72,12 +72,12 @@ class Case:
         self.started.append(Here(f"worker {number}", RolloutWorker(engine)))
         return self.started[-1]
 
-    def parcel(self, version: int) -> Parcel:
+    def pack_part(self, version: int) -> PackedWeights:
         return pack(dict(self.model.hf_tensors()), version)
 
     async def publish(self, version: int) -> bool:
-        parcel = self.parcel(version)
-        return await self.pool.publish(Stored((parcel,), version, parcel.digest))
+        packed = self.pack_part(version)
+        return await self.pool.publish(Stored((packed,), version, packed.digest))
 
     async def answers(self) -> list[list[tuple[int, ...]]]:
         found = await asyncio.gather(*(self.pool.generate(question, PLAN) for question in QUESTIONS))
@@ -131,7 +131,7 @@ def test_every_process_of_a_worker_confirms_weights_and_one_that_does_not_costs_
         assert await case.publish(2)
         assert worker.lost
         assert [lost.reason for lost in case.failures] == ["does not hold the newest weights: they changed in transit"]
-        await case.pool.places.free()
+        await case.pool.supervisor.free()
         assert len(case.started) == 2
 
     do(steps, 1)
@@ -162,7 +162,7 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
 def lose(case: Case, place: Any) -> None:
     worker = place.worker
     worker.kill()
-    case.pool.places.lose(place, worker, WorkerLost(worker.name, "its process ended"))
+    case.pool.supervisor.lose(place, worker, WorkerLost(worker.name, "its process ended"))
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -171,7 +171,7 @@ def test_a_worker_may_be_lost_while_somebody_is_about_to_ask_it(turns: int, do: 
 
     async def steps(case: Case) -> None:
         await case.publish(1)
-        (place,) = case.pool.places.all
+        (place,) = case.pool.supervisor.all
         for waits in (False, True):
             if waits:
                 case.room = 0
@@ -199,31 +199,31 @@ def test_a_new_attempt_drops_what_runs_and_takes_older_versions(do: Callable[...
         assert not case.started[0].worker.engine.busy
         await case.publish(4)
         with pytest.raises(OutOfDateError, match=r"attempt 0 .*attempt 1"):
-            await case.started[0].call(RolloutWorker.load, 0, case.parcel(6))
+            await case.started[0].call(RolloutWorker.load, 0, case.pack_part(6))
         (first, *_) = await case.pool.generate(QUESTIONS[0], PLAN)
         assert set(first.versions) == {4}
 
     do(steps, 1)
 
 
-def flipped(parcel: Parcel) -> Parcel:
+def flipped(packed: PackedWeights) -> PackedWeights:
     """With one bit of its last tensor changed."""
-    buckets = [bucket.clone() for bucket in parcel.buckets]
-    entry = parcel.entries[-1]
+    buckets = [bucket.clone() for bucket in packed.buckets]
+    entry = packed.entries[-1]
     buckets[entry.bucket][entry.start] ^= 1
-    return replace(parcel, buckets=tuple(buckets))
+    return replace(packed, buckets=tuple(buckets))
 
 
 def of_another_version(loads: Any) -> Any:
-    async def load(worker: RolloutWorker, attempt: int, parcel: Parcel) -> tuple[int, str]:
-        _, digest = await loads(worker, attempt, parcel)
-        return parcel.version - 1, digest
+    async def load(worker: RolloutWorker, attempt: int, packed: PackedWeights) -> tuple[int, str]:
+        _, digest = await loads(worker, attempt, packed)
+        return packed.version - 1, digest
 
     return load
 
 
 def changed_on_the_way(loads: Any) -> Any:
-    return lambda worker, attempt, parcel: loads(worker, attempt, flipped(parcel))
+    return lambda worker, attempt, packed: loads(worker, attempt, flipped(packed))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_weights_that_changed_where_they_lie_are_packed_again(do: Callable[..., 
 
     async def steps(case: Case) -> None:
         await case.publish(1)
-        parcel = case.parcel(2)
-        assert await case.pool.publish(Stored((flipped(parcel),), 2, parcel.digest))
+        packed = case.pack_part(2)
+        assert await case.pool.publish(Stored((flipped(packed),), 2, packed.digest))
         assert not await case.publish(2)
         while len(case.pool.workers) < 2:
             await asyncio.sleep(0.01)
@@ -272,20 +272,20 @@ def test_weights_that_changed_where_they_lie_are_packed_again(do: Callable[..., 
 
 def test_a_worker_that_comes_between_changes_is_sent_all_and_ends_with_the_same_bits(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
-        case.model, asked, last = deepcopy(case.model).bfloat16(), list[int](), case.parcel(0)
+        case.model, asked, last = deepcopy(case.model).bfloat16(), list[int](), case.pack_part(0)
         for version in range(5):
             with torch.no_grad():
                 next(case.model.parameters()).view(-1)[version] += 1.0
-            whole = case.parcel(version)
+            whole = case.pack_part(version)
 
-            async def wholes(parcel: Parcel = whole) -> tuple[list[Parcel], None]:
-                asked.append(parcel.version)
-                return [parcel], None
+            async def wholes(packed: PackedWeights = whole) -> tuple[list[PackedWeights], None]:
+                asked.append(packed.version)
+                return [packed], None
 
             sent = changes(last, whole) if version else whole
             assert not await case.pool.publish(Stored([sent], version, whole.digest, wholes=wholes))
             if version == 2:
-                lose(case, case.pool.places.all[0])
+                lose(case, case.pool.supervisor.all[0])
                 while len(case.pool.workers) < 2:
                     await asyncio.sleep(0.01)
             for here in (one for one in case.started if not one.lost):
@@ -309,7 +309,7 @@ def test_workers_beyond_the_count_come_and_go_without_failing(do: Callable[..., 
         await case.answers()
         assert len(case.pool.workers) == 1
         assert case.failures == []
-        assert case.pool.places.lost == 1
+        assert case.pool.supervisor.lost == 1
 
     do(steps, 1, most=2, room=1)
 
@@ -339,9 +339,9 @@ def test_one_gives_way_but_never_the_last(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
         await case.publish(1)
         case.room = 1
-        assert case.pool.places.give_way(["worker 7"]) is None
-        assert case.pool.places.give_way() == 1
-        assert case.pool.places.give_way() is None
+        assert case.pool.supervisor.give_way(["worker 7"]) is None
+        assert case.pool.supervisor.give_way() == 1
+        assert case.pool.supervisor.give_way() is None
         await case.answers()
         case.room = 2
         await eventually(lambda: [worker.name for worker in case.pool.workers] == ["worker 0", "worker 1"])
@@ -361,7 +361,7 @@ def test_without_any_worker_requests_wait_a_while_and_no_longer(do: Callable[...
     do(steps, 1, patience=0.3)
 
 
-def test_a_parcel_that_is_gone_is_not_the_workers_fault(do: Callable[..., Any]) -> None:
+def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
         await case.publish(1)
         with pytest.raises(SenderLost):
@@ -431,7 +431,7 @@ def test_nobody_wakes_beside_a_worker_that_takes_memory(do: Callable[..., Any]) 
 
         case.pool._start = slowly
         await case.publish(1)
-        lose(case, case.pool.places.all[0])
+        lose(case, case.pool.supervisor.all[0])
         await asyncio.sleep(0.01)
         sleeping = asyncio.ensure_future(case.pool.sleep())
         await asyncio.sleep(0.1)
@@ -443,7 +443,7 @@ def test_nobody_wakes_beside_a_worker_that_takes_memory(do: Callable[..., Any]) 
         assert len(await case.answers()) == len(QUESTIONS)
 
         go.clear()
-        lose(case, case.pool.places.all[0])
+        lose(case, case.pool.supervisor.all[0])
         await asyncio.sleep(0.01)
         await case.pool.sleep()  # no longer than `patience`
         assert len(case.started) == 3

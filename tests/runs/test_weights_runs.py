@@ -85,7 +85,7 @@ from pathlib import Path
 import plaudit.executors.publisher
 from plaudit.rollout import accepted
 from plaudit.rollout.worker import RolloutWorker
-from plaudit.weights.parcel import Parcel
+from plaudit.weights.packed import PackedWeights
 
 loads, holds, packs = RolloutWorker.load, accepted.check_held, plaudit.executors.publisher.pack
 
@@ -99,19 +99,19 @@ def first(fault):
     return True
 
 
-def flipped(parcel):
-    buckets = [bucket.clone() for bucket in parcel.buckets]
-    entry = parcel.entries[-1]
+def flipped(packed):
+    buckets = [bucket.clone() for bucket in packed.buckets]
+    entry = packed.entries[-1]
     buckets[entry.bucket][entry.start] ^= 1
-    return Parcel(parcel.version, parcel.digest, parcel.entries, tuple(buckets), parcel.beneath)
+    return PackedWeights(packed.version, packed.digest, packed.entries, tuple(buckets), packed.beneath)
 
 
-async def load(self, attempt, parcel):
-    if parcel.version == 1 and first("on its way"):
-        parcel = flipped(parcel)
-    if parcel.version == 2 and first("stale"):
+async def load(self, attempt, packed):
+    if packed.version == 1 and first("on its way"):
+        packed = flipped(packed)
+    if packed.version == 2 and first("stale"):
         return 1, "of an old engine"
-    return await loads(self, attempt, parcel)
+    return await loads(self, attempt, packed)
 
 
 def check_held(held, weights):
@@ -121,8 +121,8 @@ def check_held(held, weights):
 
 
 def pack(weights, version, **more):
-    parcel = packs(weights, version, **more)
-    return flipped(parcel) if version == 4 and first("where it lies") else parcel
+    packed = packs(weights, version, **more)
+    return flipped(packed) if version == 4 and first("where it lies") else packed
 
 
 RolloutWorker.load, accepted.check_held, plaudit.executors.publisher.pack = load, check_held, pack

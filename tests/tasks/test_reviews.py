@@ -33,7 +33,7 @@ def test_passages_by_hand(tmp_path: Path) -> None:
 
 def test_files_share_no_passage_with_the_gold_classifier(imdb: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    size = ReviewsSize(seen=40, labelled=20, held_out=8, vocabulary=300)
+    size = ReviewsSize(imitated=40, labelled=20, held_out=8, vocabulary=300)
     assert make_reviews(imdb, tmp_path, seed=1, size=size) > 0.9, "the made-up words are easy"
     gold = load_gold(tmp_path / "gold")
     assert gold.log_odds("great lovely") > 0 > gold.log_odds("dull awful")

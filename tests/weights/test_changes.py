@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from plaudit.weights.changes import OtherBaseError, changes, completed
 from plaudit.weights.collective import index_of, of_index
-from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.packed import PackedWeights, pack, unpack
 
 
 def bits(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int16).view(torch.bfloat16)
 
 
-def of(tensor: torch.Tensor, version: int) -> Parcel:
+def of(tensor: torch.Tensor, version: int) -> PackedWeights:
     return pack({"w": tensor}, version)
 
 

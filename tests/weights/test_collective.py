@@ -20,7 +20,7 @@ from plaudit.runtime.worker import SenderLost, WorkerLost
 from plaudit.weights.broadcast import Collective
 from plaudit.weights.changes import changes, completed
 from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group, of_index
-from plaudit.weights.parcel import Given, Parcel, pack, unpack
+from plaudit.weights.packed import PackedWeights, PackReport, pack, unpack
 from plaudit.weights.pieces import Piece
 from plaudit.weights.transport import Holder
 
@@ -32,7 +32,7 @@ class Training(Sender):
         super().__init__()
         self.rank, self.count, self.halves = rank, count, halves
 
-    async def hold(self, version: int, device: str) -> Given:
+    async def hold(self, version: int, device: str) -> PackReport:
         weights = {f"w{i}": torch.randn(40 + i, generator=torch.Generator().manual_seed(version)) for i in range(5)}
         if self.halves:  # a number of each tensor is another one in each version
             weights = {name: torch.ones(len(one)).bfloat16() for name, one in weights.items()}
@@ -42,9 +42,9 @@ class Training(Sender):
         for name, whole in weights.items():
             first, last = (len(whole) * part // self.count for part in (self.rank, self.rank + 1))
             pieces.append(Piece(name, (len(whole),), (first,), whole[first:last], whole.dtype))
-        last, sent = self.parcel, pack(pieces, version, digest=digest(weights), bucket_bytes=400, device=device)
-        self.parcel, self.changes = sent, changes(last, sent) if self.halves and last is not None else None
-        return Given(sent.digest, 1, (self.changes or sent).bytes, sent.bytes)
+        last, sent = self.packed, pack(pieces, version, digest=digest(weights), bucket_bytes=400, device=device)
+        self.packed, self.changes = sent, changes(last, sent) if self.halves and last is not None else None
+        return PackReport(sent.digest, 1, (self.changes or sent).bytes, sent.bytes)
 
 
 class Sampling:
@@ -52,14 +52,14 @@ class Sampling:
 
     def __init__(self) -> None:
         self.receiver = Receiver()
-        self.parcels: list[Parcel] = []
+        self.packed_parts: list[PackedWeights] = []
         self.may_come = asyncio.Event()
         self.may_come.set()
 
     async def load(self, attempt: int, invitation: Invitation) -> tuple[int, str]:
         await self.may_come.wait()
-        self.parcels = completed(self.parcels, await self.receiver.receive(invitation))
-        return self.parcels[0].version, digest(unpack(*self.parcels))
+        self.packed_parts = completed(self.packed_parts, await self.receiver.receive(invitation))
+        return self.packed_parts[0].version, digest(unpack(*self.packed_parts))
 
 
 class Here:
@@ -113,8 +113,8 @@ class Case:
         return self.rank.calls["meet"]
 
     def versions(self) -> list[int | None]:
-        taken = [worker.target.parcels for worker in self.workers]
-        return [parcels[0].version if parcels else None for parcels in taken]
+        taken = [worker.target.packed_parts for worker in self.workers]
+        return [packed_parts[0].version if packed_parts else None for packed_parts in taken]
 
 
 @pytest.fixture
@@ -134,12 +134,12 @@ def test_every_worker_gets_the_bits_in_one_group_and_few_calls(do: Callable[...,
     async def steps(case: Case) -> None:
         for version in (1, 2, 3):
             shipment = await case.transport.pack(WorkerGroup(case.rank), version)
-            assert (shipment.version, shipment.digest) == (version, case.rank.target.parcel.digest)
+            assert (shipment.version, shipment.digest) == (version, case.rank.target.packed.digest)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
-        sent = case.rank.target.parcel
+        sent = case.rank.target.packed
         assert len(sent.buckets) == 3, "192 to 256 bytes each, at most 400 in a bucket"
         for worker in case.workers:
-            (taken,) = worker.target.parcels
+            (taken,) = worker.target.packed_parts
             assert [a.equal(b) for a, b in zip(taken.buckets, sent.buckets, strict=True)] == [True] * 3
         assert case.groups == 1
 
@@ -276,9 +276,9 @@ def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> Non
         for version in (1, 2):
             shipment = await case.transport.pack(worker_group, version)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 2
-        parcels = [rank.target.parcel for rank in case.ranks]
-        assert [len(unpack(*worker.target.parcels)) for worker in case.workers] == [5, 5]
-        numbers = [sum(entry.size // 4 for entry in parcel.entries) for parcel in parcels]
+        packed_parts = [rank.target.packed for rank in case.ranks]
+        assert [len(unpack(*worker.target.packed_parts)) for worker in case.workers] == [5, 5]
+        numbers = [sum(entry.size // 4 for entry in packed.entries) for packed in packed_parts]
         assert sum(numbers) == 40 + 41 + 42 + 43 + 44
         assert max(numbers) - min(numbers) <= 5, "a number of each tensor at most"
         assert all(len(rank.target._kept._collectives) == 1 for rank in case.ranks)
@@ -296,13 +296,13 @@ def test_changes_are_sent_to_those_who_hold_the_last_version_and_all_to_others(d
         for version in (1, 2, 3):
             shipment = await case.transport.pack(worker_group, version)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
-            assert sum(given.whole for given in shipment.told) > 400
-            assert (version == 1) == (sum(given.bytes for given in shipment.told) > 50)
+            assert sum(given.whole for given in shipment.reports) > 400
+            assert (version == 1) == (sum(given.bytes for given in shipment.reports) > 50)
             if version == 2:
                 case.workers[1] = Here("rollout worker 1", Sampling())
         joins = Here("rollout worker 3", Sampling())
         assert await shipment.deliver([joins], 0) == [(3, shipment.digest)]
-        wholes = {tuple(parcel.digest for parcel in one.target.parcels) for one in (joins, *case.workers)}
+        wholes = {tuple(packed.digest for packed in one.target.packed_parts) for one in (joins, *case.workers)}
         assert len(wholes) == 1
 
     do(steps, 3, ranks=2, halves=True)
@@ -415,8 +415,8 @@ def test_nccls_part_of_a_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             for rank in range(2)
         ]
-        _, parcels = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
-        return sent.digest, digest(unpack(*parcels))
+        _, packed_parts = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
+        return sent.digest, digest(unpack(*packed_parts))
 
     sent, taken = asyncio.run(update())
     assert sent == taken

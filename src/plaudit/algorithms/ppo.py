@@ -75,8 +75,8 @@ class PPO(PolicyGradient):
         )
         figures = {"kl/coefficient": beta, "explained_variance": _explained(values, returns, batch.trainable)}
         if self.normalise_values:
-            seen = returns[batch.trainable]
-            mean, square = float(seen.mean()), float(seen.square().mean())
+            trained_returns = returns[batch.trainable]
+            mean, square = float(trained_returns.mean()), float(trained_returns.square().mean())
             moments = moments.updated(mean, square, decay=NORMALISATION_DECAY)
             memory.update({f"values/{name}": value for name, value in asdict(moments).items()})
             returns = torch.where(batch.trainable, (returns - moments.mean) / moments.std, 0.0)

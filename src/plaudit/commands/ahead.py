@@ -57,8 +57,8 @@ def layout(
 
         settings = read_settings(*recipe_of([recipe, *overrides]))
         models = plan(settings, mesh, ranks)
-        given = publish(models) if settings.samples else ()
-        for line in (*report(models, rank), *given, *(sends(models, read_mesh(to)) if to else ())):
+        publishing = publish(models) if settings.samples else ()
+        for line in (*report(models, rank), *publishing, *(sends(models, read_mesh(to)) if to else ())):
             click.echo(visible(line))
 
 

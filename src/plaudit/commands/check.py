@@ -76,7 +76,7 @@ def lines(one: Preflight) -> Iterator[str]:
     if one.needs:
         sizes = ", ".join(f"{part} {size / 2**30:.1f} GiB" for part, size in one.needs.items() if part != "parameters")
         yield f"  {one.needs['parameters'] / 1e6:,.1f} M parameters; full passes and checkpoints take {sizes}"
-    yield from (f"  {told}" for told in one.here)
+    yield from (f"  {problem}" for problem in one.here)
     for finding in sorted(one.findings, key=lambda finding: finding.problem):
         key = "" if finding.key in finding.text else f"{finding.key}: "
         yield f"  {'problem' if finding.problem else 'doubt'}: {key}{finding.text}"

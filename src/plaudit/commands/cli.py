@@ -75,18 +75,18 @@ def train_by(method: str | None, words: Sequence[str], deepspeed: str | None) ->
         from plaudit.settings.tree import unused
 
         recipe, overrides = recipe_of(words)
-        given = as_ours(recipe, method, deepspeed)
-        settings = load_settings(given.recipe, overrides, method=method)
+        imported = as_ours(recipe, method, deepspeed)
+        settings = load_settings(imported.recipe, overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
         if settings.runtime.placement in PLANNED:
             from plaudit.plan.choice import chosen
 
             settings = chosen(settings, reporter.say)
-        if given.system:
+        if imported.system:
             reporter.say(
-                f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"
+                f"{recipe} has settings of {imported.system}. As a recipe of Plaudit:\n{imported.text(settings.method)}"
             )
-        for doubt in left_over(given.recipe, overrides):
+        for doubt in left_over(imported.recipe, overrides):
             reporter.say(f"warning: {doubt}")
         if idle := unused(settings):
             reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")

@@ -70,16 +70,16 @@ class Compared:
     folder: Path
 
     def json(self) -> dict[str, Any]:
-        def told(figures: Mapping[str, Figures]) -> dict[str, Any]:
+        def plain(figures: Mapping[str, Figures]) -> dict[str, Any]:
             return {run: {name: figure_json(one) for name, one in own.items()} for run, own in figures.items()}
 
         return {
             "settings": dataclasses.asdict(self.settings),
             "runs": {name: str(run.folder) for name, run in self.runs.items()},
             "different": {key: dict(zip(self.runs, values, strict=True)) for key, values in self.different.items()},
-            "recorded": told(self.recorded),
+            "recorded": plain(self.recorded),
             "asked": self.asked,
-            "measured": told(self.measured),
+            "measured": plain(self.measured),
         }
 
     def tables(self) -> list[Table]:
@@ -168,7 +168,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
     online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
     fed = DataSettings(train=online["data"]["train"], validation=online["data"]["validation"])
     split = online["data"]["validation_split" if fed.apart else "split"]
-    given: dict[str, Any] = {
+    tree: dict[str, Any] = {
         "prompts": list(fed.apart or fed.fed),
         "data": {key: value for key, value in recipes[0]["data"].items() if key not in READING} | {"split": split},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
@@ -179,10 +179,10 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
         rewards = [{key: v for key, v in one.items() if key not in OF_RUNS} for one in online["rewards"]]
         judges = [one for one in rewards if one["kind"] == "judge" and not one["name"]]
         if len(judges) == 1:
-            given["judge"] = judges[0]["path"]
+            tree["judge"] = judges[0]["path"]
             rewards.remove(judges[0])
-        given["rewards"] = rewards
-    return load_tree(CompareSettings, given, overrides)
+        tree["rewards"] = rewards
+    return load_tree(CompareSettings, tree, overrides)
 
 
 def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
@@ -229,12 +229,12 @@ def asked(runs: Mapping[str, Run], settings: CompareSettings, count: int) -> str
 
     own = {name: settings_of_run(run.folder)["data"] for name, run in runs.items()}
     fed = {name: DataSettings(train=data["train"], split=data["split"]) for name, data in own.items()}
-    told = []
+    origins = []
     for source in sources(settings.prompts):
         by = [name for name, data in fed.items() if place(source, settings.data) in [place(s, data) for s in data.fed]]
         who = "not trained on" if not by else "trained on" + f" by {', '.join(by)}" * (len(by) < len(fed))
-        told.append(f"{source.removeprefix(f'{Path.cwd()}/')} ({who})")
-    return f"{count:,} prompts of {', '.join(told)}, temperature {settings.sampling.temperature:g}"
+        origins.append(f"{source.removeprefix(f'{Path.cwd()}/')} ({who})")
+    return f"{count:,} prompts of {', '.join(origins)}, temperature {settings.sampling.temperature:g}"
 
 
 def _measured(

@@ -121,17 +121,17 @@ def _kind(to: str) -> str:
 def _written(one: Sample, to: str, writer: Callable[[Sample], Rows], lost: Counter[str]) -> Rows:
     kind = _kind(to)
     rows = writer(one)
-    kept = _kept(one, kind)
+    done = _kept(one, kind)
     back = [sample(row, kind=QUESTION if to == "messages" else kind, where=one.where, dialect=to)[0] for row in rows]
     asked = {_asked_key(read) for read in back}
     answers = [(read.answer, read.turn) for read in back]
     pairs = tuple(pair for read in back for pair in read.pairs)
-    if asked != {_asked_key(kept)} or any(one != (kept.answer, kept.turn) for one in answers) or pairs != kept.pairs:
+    if asked != {_asked_key(done)} or any(one != (done.answer, done.turn) for one in answers) or pairs != done.pairs:
         raise DataError(f"the row cannot be written as {to!r}: read back, it would differ.", one.where)
-    if one.answer is not None and kept.answer is None:
+    if one.answer is not None and done.answer is None:
         lost["an answer"] += 1
-    if one.pairs and not kept.pairs:
-        lost["pairs" if kept.answer is None else "pairs, except the first chosen answer"] += 1
+    if one.pairs and not done.pairs:
+        lost["pairs" if done.answer is None else "pairs, except the first chosen answer"] += 1
     taken = named(to).columns()
     for name in one.extra:
         if name in taken:

@@ -45,8 +45,8 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         limit = None if isinstance(error, Ended) else _of_limits(error)
         if "--traceback" in sys.argv or not (limit or type(error).__module__.startswith("plaudit.")):
             raise
-        status, told = limit or (1, f"the run ended: {error}")
-        _tell(told)
+        status, message = limit or (1, f"the run ended: {error}")
+        _tell(message)
         raise SystemExit(error.status if isinstance(error, Ended) else status) from error
     except Stopped as stopped:
         _tell(str(stopped))
@@ -58,8 +58,8 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         limit, storage = _of_limits(error), _of_storage(error, target)
         if "--traceback" in sys.argv or not (limit or storage):
             raise
-        status, told = limit or (USAGE_ERROR, f"error: {storage}")
-        _tell(told)
+        status, message = limit or (USAGE_ERROR, f"error: {storage}")
+        _tell(message)
         raise SystemExit(status) from error
 
 
@@ -81,8 +81,8 @@ def _of_limits(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return USAGE_ERROR, f"error: {error.strerror}: allow more of them (`ulimit -n 4096`)"
     if out_of_memory(error) or error_number(error) == errno.ENOMEM:
-        told = str(error).splitlines()[0].rstrip(".") if str(error) else "no memory is left"
-        return OutOfMemory.status, f"error: {told}. Allow more memory (`ulimit -v`), or take a smaller model or batch"
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "no memory is left"
+        return OutOfMemory.status, f"error: {reason}. Allow more memory (`ulimit -v`), or take a smaller model or batch"
     return None
 
 

@@ -22,11 +22,11 @@ def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Se
     """Explain the settings of a method or of a command with a recipe, with the values of `recipe` if it is given.
     Raises SettingsError for an unknown key or method."""
     with postponed("torch"):
-        given, default = _trees(name, recipe, list(plugins))
+        tree, default = _trees(name, recipe, list(plugins))
     from plaudit.settings.tree import annotated
 
     usual = {leaf.key: leaf.value for leaf in leaves(default)}
-    found = [leaf for leaf in leaves(given) if not keys or any(_named(leaf, key) for key in keys)]
+    found = [leaf for leaf in leaves(tree) if not keys or any(_named(leaf, key) for key in keys)]
     if lost := next((key for key in keys if not any(_named(leaf, key) for leaf in found)), None):
         from plaudit.settings.spellings import meant
 
@@ -72,18 +72,18 @@ def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]
 
 def options(command: click.Command, keys: Sequence[str]) -> str:
     """Explain the options of a command that takes no recipe. Raises SettingsError for an unknown option."""
-    given = [one for one in command.params if isinstance(one, click.Option) and one.name not in ("help", "traceback")]
+    shown = [one for one in command.params if isinstance(one, click.Option) and one.name not in ("help", "traceback")]
     names = {key.lstrip("-").replace("-", "_") for key in keys}
-    if lost := names - {str(one.name) for one in given} - {one.opts[0].lstrip("-").replace("-", "_") for one in given}:
-        known = [one.opts[0] for one in given]
+    if lost := names - {str(one.name) for one in shown} - {one.opts[0].lstrip("-").replace("-", "_") for one in shown}:
+        known = [one.opts[0] for one in shown]
         raise SettingsError(f"there is no option {min(lost)} of {command.name}{nearest(min(lost), known)}")
     lines = []
-    for one in given:
+    for one in shown:
         if names and not names & {str(one.name), one.opts[0].lstrip("-").replace("-", "_")}:
             continue
         choices = f" One of {', '.join(map(str, one.type.choices))}." if isinstance(one.type, click.Choice) else ""
-        told = f"{one.help or ''}{choices}".strip()
-        lines += [f"# {told}"] * bool(told)
+        comment = f"{one.help or ''}{choices}".strip()
+        lines += [f"# {comment}"] * bool(comment)
         plain = isinstance(one.default, str | int | float)
         lines.append(f"{one.opts[0]} {one.default if plain else one.type.name}")
     return "\n".join(lines)

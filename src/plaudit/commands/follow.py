@@ -35,13 +35,13 @@ def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = P
     if not (run.folder / CHECKPOINTS).is_dir() and not (run.folder / "log.txt").is_file():
         raise SettingsError(f"model={settings.model}: --follow takes the folder of a run, such as runs/grpo")
     done: list[str] = []
-    seen: set[str] = set()
+    evaluated: set[str] = set()
     while True:
         ended = _ended(run)  # looked up first: a run that ends saves before
         for name in run.saved:
-            if name not in seen and _evaluated(settings, run, name, reporter):
+            if name not in evaluated and _evaluated(settings, run, name, reporter):
                 done.append(name)
-            seen.add(name)
+            evaluated.add(name)
         if ended:
             return done
         time.sleep(pause)

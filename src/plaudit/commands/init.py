@@ -111,14 +111,14 @@ def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str,
         size = "small" if path.startswith("runs/") else "large"
         return {"path": path}, size, 512 if size == "small" else ROOM, [f"the model {path}"]
     size = "small" if config.parameters <= SMALL else "large"
-    told = [f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"]
-    return {"path": path}, size, min(ROOM, config.max_positions), told
+    notes = [f"the model in {path}, {config.parameters / 1e6:,.1f} M parameters"]
+    return {"path": path}, size, min(ROOM, config.max_positions), notes
 
 
 def _here(train: Any) -> list[str]:
     """Return the sources that are local files."""
-    given = tuple(train) if isinstance(train, Mapping) else sources(train)
-    return [source for source in given if not fetched(source)]
+    paths = tuple(train) if isinstance(train, Mapping) else sources(train)
+    return [source for source in paths if not fetched(source)]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -26,18 +26,18 @@ class TakesSettings(click.Command):
     """A command whose settings are `key=value`. It refuses `--learning_rate 1e-5` and says what to write instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             others = getattr(ctx.find_root().command, "commands", {})
             whose = [name for name, one in others.items() if any(error.option_name in p.opts for p in one.params)]
-            raise click.UsageError(_as_setting(error.option_name, given, str(self.name), whose), ctx) from error
+            raise click.UsageError(_as_setting(error.option_name, words, str(self.name), whose), ctx) from error
         except click.MissingParameter as error:
             if self.name not in METHODS:
                 raise
-            told = f"give a recipe, settings, or both; `plaudit init {self.name}` writes a recipe"
-            raise click.UsageError(told, ctx) from error
+            advice = f"give a recipe, settings, or both; `plaudit init {self.name}` writes a recipe"
+            raise click.UsageError(advice, ctx) from error
 
 
 class TakesOptions(click.Command):
@@ -58,8 +58,8 @@ class TakesOptions(click.Command):
             from plaudit.support.fields import nearest
 
             if lost := next((key for key, sep, _ in pairs if sep and key.isidentifier() and key not in takes), None):
-                told = f"there is no option {lost}{nearest(lost, takes)}"
-                raise click.UsageError(visible(told), ctx) from error
+                message = f"there is no option {lost}{nearest(lost, takes)}"
+                raise click.UsageError(visible(message), ctx) from error
             raise
 
 
@@ -93,8 +93,8 @@ def _as_setting(option: str, args: list[str], command: str, others: list[str]) -
     unknown = list(unknown_keys({name: value}, tree_of(command)))
     if unknown and not ours and others:
         return visible(f"there is no option {option}: it is one of `plaudit {others[0]}`")
-    for _, told in unknown:
-        near = re.search(r"did you mean ([\w.]+)\?", told)
+    for _, problem in unknown:
+        near = re.search(r"did you mean ([\w.]+)\?", problem)
         ours = ours or (near[1] if near and "." not in name else "")
     key, _, more = ours.partition(" ")
     written = key if "=" in key else f"{key.rstrip(',')}={value}"

@@ -70,8 +70,8 @@ def summary(found: Profile) -> list[str]:
         lines.append(f"  {'decoding':18} {_each(found.decode, 'step', 'row', 'token of context')}")
     for name, (constant, each) in found.rewards.items():
         lines.append(f"  {name:18} {1e3 * constant:,.3g} ms, and {1e3 * each:,.3g} ms an answer")
-    for name, line in found.lines.items():
-        lines.append(f"  {name:18} {1e3 * line.latency:,.3g} ms, and {line.bandwidth / 1e6:,.0f} MB/s")
+    for name, link in found.links.items():
+        lines.append(f"  {name:18} {1e3 * link.latency:,.3g} ms, and {link.bandwidth / 1e6:,.0f} MB/s")
     return lines + [f"  {note}" for note in found.notes]
 
 
@@ -96,20 +96,20 @@ def plan(
     settings, reporter = read_settings(recipe, overrides, method=method), Reporter()
     if settings.runtime.pipeline > 1:
         raise SettingsError("plaudit plan does not know stages yet: plan without runtime.mesh.pipeline")
-    told = []
+    outcomes = []
     for path in profiles or [beside(settings, "profile")]:
         found = read_profile(path)
         costs = Costs(settings, found, devices or found.devices)
         outcome = Outcome(costs, price)
-        told.append(outcome.plain())
+        outcomes.append(outcome.plain())
         if not as_json:
             for line in outcome.lines():
                 reporter.say(line)
         if checked:
-            told[-1]["checked"] = compare(outcome, reporter if not as_json else Reporter(quiet=True))
-    keep(settings, "plan", json.dumps(told[0], indent=1))
+            outcomes[-1]["checked"] = compare(outcome, reporter if not as_json else Reporter(quiet=True))
+    keep(settings, "plan", json.dumps(outcomes[0], indent=1))
     if as_json:
-        click.echo(json.dumps(told[0] if len(told) == 1 else told))
+        click.echo(json.dumps(outcomes[0] if len(outcomes) == 1 else outcomes))
 
 
 def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:

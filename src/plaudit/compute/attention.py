@@ -56,8 +56,8 @@ def _known_before(place: Tensor, starts: Tensor) -> Tensor:
     known = first[place]
     if int(first.max()) == len(place) or not torch.equal(before, before[known]):
         raise ValueError("index: each computed token must be read, and wherever it is, after the same tokens.")
-    seen = F.pad((known < torch.arange(len(place), device="cpu")).cumsum(0), (1, 0))
-    return seen[starts[1:]] - seen[starts[:-1]]
+    counts = F.pad((known < torch.arange(len(place), device="cpu")).cumsum(0), (1, 0))
+    return counts[starts[1:]] - counts[starts[:-1]]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, window: int | None) -> Tensor:
@@ -77,13 +77,13 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, window: int | None
     ) -> Tensor:
         tokens, heads, dim = query.shape
-        seen = tokens if window is None else min(window, tokens)
+        span = tokens if window is None else min(window, tokens)
         query, key, value = (side_by_side(x) for x in (query, key, value))
         out = query.new_empty(tokens, heads * dim)
         logs = query.new_empty(tokens, heads, dtype=torch.float32) if any(ctx.needs_input_grad) else None
-        run("attend", *sequences.rows, query, key, value, out, logs, window=seen)
+        run("attend", *sequences.rows, query, key, value, out, logs, window=span)
         ctx.save_for_backward(query, key, value, out, logs)
-        ctx.sequences, ctx.window = sequences, seen
+        ctx.sequences, ctx.window = sequences, span
         return out
 
     @staticmethod

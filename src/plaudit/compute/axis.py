@@ -67,10 +67,10 @@ class Axis:
             return
         address, shape, mine = whole.data_ptr(), whole.shape, mine.detach()
 
-        def pack(kept: Tensor) -> Tensor:
-            return mine if kept.data_ptr() == address and kept.shape == shape else kept
+        def pack(held: Tensor) -> Tensor:
+            return mine if held.data_ptr() == address and held.shape == shape else held
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: self.joined(kept) if kept is mine else kept):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: self.joined(held) if held is mine else held):
             yield
 
     def together(self, x: Tensor) -> Tensor:

@@ -140,12 +140,12 @@ def _declared(name: str) -> tuple[_Tensor, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _call(name: str, forms: tuple[Any, ...], given: tuple[tuple[str, float], ...]) -> _Call:
+def _call(name: str, forms: tuple[Any, ...], known_sizes: tuple[tuple[str, float], ...]) -> _Call:
     """Return the call for tensors of these forms. Raises ValueError if they are not as declared."""
     _, numbers, *conditions = KERNELS[name]
     arguments = [(x, form and _Form(*form)) for x, form in zip(_declared(name), forms, strict=True)]
     present = [(x, _right_kind(name, x, form)) for x, form in arguments if form or not x.optional]
-    sizes: dict[str, Any] = _constants() | dict(given)
+    sizes: dict[str, Any] = _constants() | dict(known_sizes)
     for x, form in present:
         if x.apart:
             sizes[f"{x.name}_stride"] = form.strides[0]

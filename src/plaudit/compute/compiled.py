@@ -38,17 +38,17 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
-def by_compiler(fast: Callable[..., Result], plain: Callable[..., Result], *given: Any) -> Result:
+def by_compiler(fast: Callable[..., Result], plain: Callable[..., Result], *arguments: Any) -> Result:
     """Call `fast`, whose one compilation serves any number of rows; call `plain` instead if compiling fails."""
     from torch._dynamo.decorators import maybe_mark_dynamic
     from torch._dynamo.exc import TorchDynamoException
 
-    for tensor in given:
+    for tensor in arguments:
         if isinstance(tensor, Tensor):
             maybe_mark_dynamic(tensor, 0)
     try:
-        return fast(*given)
+        return fast(*arguments)
     except TorchDynamoException as error:
         _refused.append(str(error))
         log.warning("torch.compile fails, so operations run one by one, as by PLAUDIT_TORCH_COMPILE=off: %s", error)
-        return plain(*given)
+        return plain(*arguments)

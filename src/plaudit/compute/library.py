@@ -91,41 +91,41 @@ def _compilers() -> list[tuple[str, ...]]:
 
 def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
     """Return the kernels from the cache folder; compile them if they are not there or cannot be kept there."""
-    kept = cache_folder() / "kernels" / f"{_name(compiler)}.so"
+    cached = cache_folder() / "kernels" / f"{_name(compiler)}.so"
     try:
         with contextlib.suppress(OSError):  # the folder may exist all the same, made by another process
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _private(kept.parent.stat()):
+            cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _private(cached.parent.stat()):
             log.warning(
                 "%s belongs to another user, or others may write to it: kernels are not loaded from there, and each "
                 "process compiles its own. Remove it, or set PLAUDIT_CACHE to another folder",
-                kept.parent,
+                cached.parent,
             )
             return _made(compiler, None)
         with contextlib.suppress(OSError):
-            return _opened(kept)
-        with FileLock(kept.with_suffix(".lock"), timeout=PATIENCE):  # of many processes at once, one compiles
+            return _opened(cached)
+        with FileLock(cached.with_suffix(".lock"), timeout=PATIENCE):  # of many processes at once, one compiles
             try:
-                return _opened(kept)
+                return _opened(cached)
             except FileNotFoundError:
                 pass
             except OSError as error:
                 log.warning("%s: compiled again", error)
-            return _made(compiler, kept)
+            return _made(compiler, cached)
     except (OSError, subprocess.CalledProcessError) as error:  # the storage is full, or forbids running code
-        log.info("Plaudit's kernels cannot be kept in %s: %s", kept.parent, _said(error))
+        log.info("Plaudit's kernels cannot be kept in %s: %s", cached.parent, _said(error))
     return _made(compiler, None)
 
 
-def _opened(kept: Path) -> ctypes.CDLL:
+def _opened(cached: Path) -> ctypes.CDLL:
     """Load the kept kernels. Raises OSError with the reason if they are absent, changed, or writable by others."""
-    found = kept.lstat()
+    found = cached.lstat()
     if not (stat.S_ISREG(found.st_mode) and _private(found)):
-        raise OSError(f"{kept} is not a file, belongs to another user, or others may write to it")
-    beside = kept.with_suffix(".sum")
-    if not beside.exists() or beside.read_bytes() != _sum(kept):
-        raise OSError(f"{kept} differs in size or digest from what was written")
-    return _loaded(kept)
+        raise OSError(f"{cached} is not a file, belongs to another user, or others may write to it")
+    beside = cached.with_suffix(".sum")
+    if not beside.exists() or beside.read_bytes() != _sum(cached):
+        raise OSError(f"{cached} differs in size or digest from what was written")
+    return _loaded(cached)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
@@ -138,19 +138,19 @@ def _loaded(path: Path) -> ctypes.CDLL:
     return found
 
 
-def _made(compiler: tuple[str, ...], kept: Path | None) -> ctypes.CDLL:
-    """Compile the kernels, load them and, with `kept`, copy the library and its digest there."""
-    with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:
+def _made(compiler: tuple[str, ...], cached: Path | None) -> ctypes.CDLL:
+    """Compile the kernels, load them and, with `cached`, copy the library and its digest there."""
+    with tempfile.TemporaryDirectory(dir=None if cached is None else cached.parent) as folder:
         log.info("compiling Plaudit's kernels for this processor, once: a few seconds")
         made, found = _tried(compiler, Path(folder))
-        if kept is not None:
+        if cached is not None:
             beside = made.with_suffix(".sum")
             beside.write_bytes(_sum(made))
             for file in (made, beside):
-                with written_whole(kept.with_suffix(file.suffix), durable=True) as part:
+                with written_whole(cached.with_suffix(file.suffix), durable=True) as part:
                     shutil.copyfile(file, part)
                     part.chmod(0o700)  # whatever others may do to files by default
-            flush(kept.parent)
+            flush(cached.parent)
     return found
 
 

@@ -52,7 +52,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         keep = not fused and n * vocab <= KEEP_ELEMENTS and any(ctx.needs_input_grad)
         chosen = torch.empty(n, dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(chosen), torch.empty_like(chosen)
-        kept: list[Tensor] = []
+        probs: list[Tensor] = []
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
             logits = head(hidden[part], weight, bias)
@@ -66,8 +66,8 @@ class _ChosenLogprobs(torch.autograd.Function):
                 chosen[part] = logp.gather(1, targets[part, None])[:, 0]
                 entropy[part] = -torch.linalg.vecdot(p, logp)
             if keep:
-                kept.append(p)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total if fused or axis.size > 1 else None, *kept)
+                probs.append(p)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total if fused or axis.size > 1 else None, *probs)
         ctx.fused, ctx.rows, ctx.temperature, ctx.head, ctx.axis = fused, rows, temperature, head, axis
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -75,7 +75,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, total, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy, total, *probs = ctx.saved_tensors
         grad_chosen = torch.zeros_like(entropy) if grad_chosen is None else grad_chosen / ctx.temperature
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
@@ -87,7 +87,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 logits = ctx.head(hidden[part], weight, bias)
                 grad = _slope(logits, ctx.temperature, *known, None if grad_entropy is None else grad_entropy[part])
             else:
-                p = kept[number] if kept else _again(ctx, part, hidden, weight, bias, total)
+                p = probs[number] if probs else _again(ctx, part, hidden, weight, bias, total)
                 grad = p * -grad_chosen[part, None]
                 if total is None:
                     grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])

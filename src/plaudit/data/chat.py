@@ -323,16 +323,16 @@ class Chats:
                 if len(text) > MOST_RENDERED:
                     raise self._too_much(f"writes more than {MOST_RENDERED:,} characters", where)
                 return str(text)
-        told = str(why) or type(why).__name__
+        reason = str(why) or type(why).__name__
         roles = ", ".join(message["role"] for message in messages)
-        raise DataError(f"the chat template refuses the turns {roles}: {told}", where) from why
+        raise DataError(f"the chat template refuses the turns {roles}: {reason}", where) from why
 
-    def _too_much(self, told: str, where: str) -> ValueError:
+    def _too_much(self, excess: str, where: str) -> ValueError:
         """Return a DataError (a bad row), or the last time a ValueError, which ends reading: it would take hours."""
         self._excesses += 1
         if self._excesses < MOST_EXCESSES:
-            return DataError(f"the chat template {told} for this chat.", where)
-        return ValueError(f"the chat template {told} for a chat, {MOST_EXCESSES} times. Set data.chat_template.")
+            return DataError(f"the chat template {excess} for this chat.", where)
+        return ValueError(f"the chat template {excess} for a chat, {MOST_EXCESSES} times. Set data.chat_template.")
 
 
 def opened(prompt: str) -> str:

@@ -163,16 +163,16 @@ class Fields:
 
     def _trained(self, turn: Mapping[str, Any], name: str) -> bool:
         """False if one of a turn's keys says that it is not to be trained."""
-        given = {key: turn[key] for key in MARKS if turn.get(key) is not None}
+        marks = {key: turn[key] for key in MARKS if turn.get(key) is not None}
         if not blank(parts := turn.get(DETAIL)):
-            kept = [part.get("train") if isinstance(part, Mapping) else None for part in listed(parts)]
-            if len(set(kept)) != 1:
+            details = [part.get("train") if isinstance(part, Mapping) else None for part in listed(parts)]
+            if len(set(details)) != 1:
                 raise self.error(f"{name}.{DETAIL} trains parts of a turn, which is not supported; train all or none.")
-            given[DETAIL] = kept[0]
-        for key, value in given.items():
+            marks[DETAIL] = details[0]
+        for key, value in marks.items():
             if not isinstance(value, int | float) or value not in (0, 1):
                 raise self.error(f"{name}.{key} is {shown(value)}; it must be 0, 1, false or true.")
-        return all(given.values())
+        return all(marks.values())
 
     def _joined_parts(self, parts: Sequence[Any], name: str) -> str:
         for part in parts:
@@ -219,11 +219,11 @@ def template_arguments(row: Mapping[str, Any], where: str = "") -> dict[str, Any
         found["tools"] = listed(tools)
         if not found["tools"] or not all(isinstance(tool, Mapping) for tool in found["tools"]):
             raise DataError(f"'tools' is {shown(tools)}; it must be a list of objects, or JSON of one.", where)
-    if not blank(given := row.get("chat_template_kwargs")):
-        values = _parsed(given)
+    if not blank(text := row.get("chat_template_kwargs")):
+        values = _parsed(text)
         if not isinstance(values, Mapping) or any(name in TEMPLATE_OWN for name in values):
             raise DataError(
-                f"'chat_template_kwargs' is {shown(given)}; it must be an object without {', '.join(TEMPLATE_OWN)}.",
+                f"'chat_template_kwargs' is {shown(text)}; it must be an object without {', '.join(TEMPLATE_OWN)}.",
                 where,
             )
         found |= values

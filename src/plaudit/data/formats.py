@@ -164,8 +164,8 @@ def detect(fields: Fields, kind: str) -> Dialect:
     there = [e for e in dialects().values() if (kind in e.gives or e.refusal) and e.matches(fields)]
     if not there:
         columns = sorted(str(name) for name, value in fields.row.items() if value is not None)
-        told = f"the columns {', '.join(columns) or '(none)'} are not a known dialect of {kind}."
-        raise fields.error(f"{told} {_override(fields, kind)} {_serving(kind)}".replace("  ", " "))
+        found = f"the columns {', '.join(columns) or '(none)'} are not a known dialect of {kind}."
+        raise fields.error(f"{found} {_override(fields, kind)} {_serving(kind)}".replace("  ", " "))
     best = max(there, key=lambda entry: (entry.precedence, len(entry.needs)))
     if kind not in best.gives:
         raise fields.error(best.refusal)
@@ -210,8 +210,8 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
     if not columns:
         return row
     taken = set(columns.values())
-    kept = {name: value for name, value in row.items() if name not in taken and name not in columns}
-    return kept | {ours: value for ours, theirs in columns.items() for value in found(row, theirs)}
+    others = {name: value for name, value in row.items() if name not in taken and name not in columns}
+    return others | {ours: value for ours, theirs in columns.items() for value in found(row, theirs)}
 
 
 def found(row: Mapping[str, Any], column: str) -> tuple[Any, ...]:

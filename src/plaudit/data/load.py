@@ -187,14 +187,14 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
     apart: list[Integers] = []
     percent = settings.percent or 100 * settings.prompts / max(sum(len(keys) for _, _, keys in read), 1)
     for index, (tally, (first, last, keys)) in enumerate(zip(tallies, read, strict=True)):
-        kept = np.arange(first, last)
+        rows = np.arange(first, last)
         if keys:
             held_out = _held_out(np.frombuffer(keys, np.int64), percent, (seed, index))
-            apart.append(kept[held_out])
-            kept = kept[~held_out]
-        if not len(kept):
+            apart.append(rows[held_out])
+            rows = rows[~held_out]
+        if not len(rows):
             raise DataError(_nothing_left(loader.kind, tally, held_out=last - first), tally.source)
-        (train if tally.role == "train" else apart).append(kept)
+        (train if tally.role == "train" else apart).append(rows)
     note_same_files(settings, tallies)
     check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, loader.kind)
     counts = tuple(map(len, train))
@@ -294,8 +294,8 @@ def previewed(
     some = replace(settings, train=settings.fed or settings.apart, limit=min(rows, settings.limit or rows))
     reader = loader.reader(replace(some, validation=None), tokenizer, ends)
     reader.refers = refers
-    for role, given in (("train", settings.fed), ("validation", settings.apart)):
-        for source in given:
+    for role, paths in (("train", settings.fed), ("validation", settings.apart)):
+        for source in paths:
             tally = Tally(source=source, role=role, budget=Budget(rows))
             items: list[Any] = []
             problem = ""

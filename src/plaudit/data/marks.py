@@ -121,9 +121,9 @@ class Probes:
     def tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tool with probes in its name, its description and the names of its parameters."""
         inner, what = dict(tool_inner(tool)), f"the tool {tool_name(tool)!r}"
-        for key, told in (("name", what), ("description", f"the description of {what}")):
+        for key, words in (("name", what), ("description", f"the description of {what}")):
             if isinstance(inner.get(key), str) and inner[key]:
-                inner[key] = self.text(inner[key], told)
+                inner[key] = self.text(inner[key], words)
         for key in ("parameters", "input_schema"):
             if isinstance(inner.get(key), Mapping):
                 inner[key] = self._schema(inner[key], what)

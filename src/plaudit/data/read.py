@@ -130,8 +130,8 @@ def _names_of_split(source: str, path: Path, split: str, config: str) -> list[st
 def _of_split(source: str, of_split: Mapping[str, list[str]], split: str) -> list[str]:
     if "+" in split:
         return [name for one in split.split("+") for name in _of_split(source, of_split, one)]
-    for told, names in of_split.items():
-        if SPLITS.get(told, told) == SPLITS.get(split, split):
+    for own_name, names in of_split.items():
+        if SPLITS.get(own_name, own_name) == SPLITS.get(split, split):
             return names
     raise DataError(f"there is no split {split!r}; there are {', '.join(sorted(of_split))}.", source)
 
@@ -139,13 +139,13 @@ def _of_split(source: str, of_split: Mapping[str, list[str]], split: str) -> lis
 def _files_within(path: Path) -> list[str]:
     """Return relative paths of all files in a folder, sorted, without hidden ones. A folder that several links lead to
     is read once, since links may go round in circles."""
-    found, seen = [], set[str]()
+    found, visited = [], set[str]()
     for folder, within, files in os.walk(path, followlinks=True):
         within[:] = sorted(name for name in within if not name.startswith("."))
-        if (real := os.path.realpath(folder)) in seen:
+        if (real := os.path.realpath(folder)) in visited:
             within.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         found += [(Path(folder) / file).relative_to(path).as_posix() for file in files if not file.startswith(".")]
     return sorted(found)
 
@@ -205,16 +205,16 @@ def _listed(source: str, path: Path, config: str) -> dict[str, list[str]] | None
     return _patterns(by_name[wanted]["data_files"], source)
 
 
-def _patterns(told: Any, source: str) -> dict[str, list[str]]:
+def _patterns(patterns: Any, source: str) -> dict[str, list[str]]:
     """Return the file patterns by split in a configuration's `data_files`, in any form that `datasets` takes."""
-    if isinstance(told, str):
-        return {"train": [told]}
-    if isinstance(told, list) and all(isinstance(one, str) for one in told):
-        return {"train": told}
-    if isinstance(told, dict):
-        told = [{"split": split, "path": path} for split, path in told.items()]
+    if isinstance(patterns, str):
+        return {"train": [patterns]}
+    if isinstance(patterns, list) and all(isinstance(one, str) for one in patterns):
+        return {"train": patterns}
+    if isinstance(patterns, dict):
+        patterns = [{"split": split, "path": path} for split, path in patterns.items()]
     found: dict[str, list[str]] = {}
-    for one in told if isinstance(told, list) else [None]:
+    for one in patterns if isinstance(patterns, list) else [None]:
         path = one.get("path") if isinstance(one, dict) else None
         paths = [path] if isinstance(path, str) else path
         if one is None or not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):

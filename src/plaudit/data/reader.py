@@ -95,15 +95,15 @@ class Reader:
         self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
         self.chats = Chats(tokenizer, settings, ends)
         self.settings = replace(settings, as_chat=_asks_with_chats(settings, self.chats))
-        told = settings.as_chat is not None or settings.prompt_template is not None or settings.system is not None
-        self._plain = PLAIN[bool(self.settings.as_chat)] if self.chats.template and not told else ""
+        is_set = settings.as_chat is not None or settings.prompt_template is not None or settings.system is not None
+        self._plain = PLAIN[bool(self.settings.as_chat)] if self.chats.template and not is_set else ""
 
     def read(
         self, records: Sequence[RecordT], asks: Callable[[RecordT], Sequence[Asked]], tally: Tally
     ) -> Iterator[tuple[RecordT, list[Encoded]]]:
         """Yield each record with its prompts and answers. A record whose chat the template refuses is a bad row."""
         written: list[Written] = []
-        kept: list[tuple[RecordT, int]] = []
+        readable: list[tuple[RecordT, int]] = []
         for record in records:
             try:
                 texts = [self.written(asked) for asked in asks(record)]
@@ -113,12 +113,12 @@ class Reader:
                 if self._plain and record.prompt and not record.messages:
                     tally.note(self._plain)
                 written += texts
-                kept.append((record, len(texts)))
+                readable.append((record, len(texts)))
         encoded = iter(self.encoded(written))
         of_chats: list[Written] = [one for one in written if one.messages]
         if of_chats and not tally.chat and self.chats.form is not None:
             tally.chat = self.chats.form.json()
-        for record, count in kept:
+        for record, count in readable:
             yield record, list(islice(encoded, count))
 
     def written(self, asked: Asked) -> Written:
@@ -317,12 +317,12 @@ def after(
 
     For a chat, return 0 and the completion tokenised apart if that gives the same whole text; tokenizers such as Llama
     2's put a blank before it."""
-    kept = shared_count(prompt, whole)
-    if chat and kept < len(prompt):
+    shared = shared_count(prompt, whole)
+    if chat and shared < len(prompt):
         apart = encode_texts([completion], tokenizer)[0]
         if tokenizer.decode([*prompt, *apart]) == tokenizer.decode(list(whole)):
             return 0, apart
-    return len(prompt) - kept, whole[kept:]
+    return len(prompt) - shared, whole[shared:]
 
 
 def _opened(tokens: Tokens, bos: int | None, tokenizer: PreTrainedTokenizerBase) -> Tokens:

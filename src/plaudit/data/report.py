@@ -225,8 +225,8 @@ def _cells(source: SourceReport) -> tuple[str, ...]:
 def _spread(source: SourceReport) -> list[str]:
     """Return a line with the percentiles of prompts' and answers' lengths; [] if none was measured."""
     both = {"prompts": source.prompt_tokens, "answers": source.completion_tokens}
-    told = [f"{what} {one.p5}/{one.p50}/{one.p95}/{one.max}" for what, one in both.items() if one.count]
-    return [f"tokens (p5/p50/p95/max): {', '.join(told)}"] if told else []
+    spreads = [f"{what} {one.p5}/{one.p50}/{one.p95}/{one.max}" for what, one in both.items() if one.count]
+    return [f"tokens (p5/p50/p95/max): {', '.join(spreads)}"] if spreads else []
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:

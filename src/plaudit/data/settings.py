@@ -117,11 +117,11 @@ class DataSettings(Section):
         apart = None if self.prompts > 0 else self.validation
         for name, value in (("train", list(self.fed) if self.weights else self.train), ("validation", apart)):
             try:
-                given = sources(value)
+                paths = sources(value)
             except ValueError as error:
                 yield f"{name}: {error}"
                 return
-            if twice := sorted({source for source in given if given.count(source) > 1}):
+            if twice := sorted({source for source in paths if paths.count(source) > 1}):
                 yield f"{name} names {twice[0]!r} twice: to repeat a source give shares, {{{twice[0]}: 2, ...}}"
         if any(isinstance(w, bool) or not isinstance(w, int | float) or not 0 < w < inf for w in self.weights or ()):
             yield f"train={self.train} must be a mapping from sources to numbers above 0"

@@ -196,11 +196,11 @@ class PromptItems:
 
         def item(number: int) -> Prompt:
             place, text, further = (column[number].as_py().decode("utf-8", "surrogatepass") for column in columns)
-            told = json.loads(further)
-            if isinstance(told, int):
-                return self._kept[told]
-            told["messages"] = tuple(told["messages"])
-            return Prompt(id=place, text=text, tokens=tokens(number), **told)
+            fields = json.loads(further)
+            if isinstance(fields, int):
+                return self._kept[fields]
+            fields["messages"] = tuple(fields["messages"])
+            return Prompt(id=place, text=text, tokens=tokens(number), **fields)
 
         return item
 

@@ -40,16 +40,16 @@ def chosen_template(settings: DataSettings, tokenizer: Any) -> Any:
 
     `data.chat_template_kwargs` are fixed in it."""
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
-    given = named.get(settings.chat_template) or chat_template(settings.chat_template)
-    if given is None:
-        given = tokenizer.chat_template
+    template = named.get(settings.chat_template) or chat_template(settings.chat_template)
+    if template is None:
+        template = tokenizer.chat_template
     elif settings.chat_template == "default" and adds_bos(tokenizer):
-        given = "{{ bos_token }}" + given
-    if not given:
+        template = "{{ bos_token }}" + template
+    if not template:
         return None
-    if isinstance(given, Mapping):
-        return {name: pinned(text, settings.chat_template_kwargs) for name, text in given.items()}
-    return pinned(given, settings.chat_template_kwargs)
+    if isinstance(template, Mapping):
+        return {name: pinned(text, settings.chat_template_kwargs) for name, text in template.items()}
+    return pinned(template, settings.chat_template_kwargs)
 
 
 def chat_template(setting: str | None) -> str | None:

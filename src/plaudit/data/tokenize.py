@@ -32,7 +32,7 @@ def demonstration_rows(
     rows: list[Row] = []
     group = first_group
     for _, turns in reader.read(records, _turns if reader.settings.every_turn else _last_turn, tally):
-        kept, left_out = len(rows), Counter[str]()
+        before, left_out = len(rows), Counter[str]()
         for turn in turns:
             fitted = reader.fitting_prompt(turn, left_out)
             if fitted is None:
@@ -43,7 +43,7 @@ def demonstration_rows(
                 continue
             _count_prompt(tally, turn, fitted)
             rows.append(_row(reader.before(fitted, answer), answer, tally, group=group))
-        if len(rows) > kept:
+        if len(rows) > before:
             tally.items += 1
             tally.turns_dropped += left_out
             group += 1
@@ -87,24 +87,24 @@ def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally,
         fitted = reader.fitting_prompt(asked, tally.dropped)
         if fitted is None:
             continue
-        kept: list[tuple[Answer, Answer, float]] = []
+        fitting: list[tuple[Answer, Answer, float]] = []
         for number, pair in enumerate(record.pairs):
             fit = _fit_pair(reader, asked, number, fitted)
             if isinstance(fit, str):
                 tally.pairs_dropped[fit] += 1
-            elif len(kept) == most:
+            elif len(fitting) == most:
                 tally.pairs_dropped[f"beyond max_pairs_per_prompt={most}"] += 1
             else:
-                kept.append((*fit, pair.margin))
-        if not kept:
+                fitting.append((*fit, pair.margin))
+        if not fitting:
             tally.dropped["no usable pair"] += 1
             continue
-        for one, other, margin in kept:
+        for one, other, margin in fitting:
             for answer, by in ((one, margin), (other, 0.0)):
                 before = reader.before(fitted, answer)
-                rows.append(_row(before, answer, tally, group=group, weight=1 / len(kept), margin=by))
+                rows.append(_row(before, answer, tally, group=group, weight=1 / len(fitting), margin=by))
         _count_prompt(tally, asked, fitted)
-        tally.pairs += len(kept)
+        tally.pairs += len(fitting)
         tally.items += 1
         group += 1
     return rows
@@ -121,7 +121,7 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
     Row 2i + 1 is the mismatched row: the same prompt with an answer to another prompt of these records. If there is no
     such answer, the row has only the prompt, and none of its tokens is trainable.
     """
-    kept: list[tuple[Tokens, list[tuple[Answer, bool]]]] = []
+    fitting: list[tuple[Tokens, list[tuple[Answer, bool]]]] = []
     for record, (asked,) in reader.read(records, _judged, tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
         if fitted is None:
@@ -131,17 +131,17 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
         if not judged:
             tally.dropped[next(iter(left_out))] += 1
             continue
-        kept.append((fitted, judged))
+        fitting.append((fitted, judged))
         tally.verdicts.update("good" if good else "bad" for _, good in judged)
         tally.verdicts.update({f"left out, {reason}": count for reason, count in left_out.items()})
         _count_prompt(tally, asked, fitted)
         tally.items += 1
     rows: list[Row] = []
-    for number, (prompt, judged) in enumerate(kept):
+    for number, (prompt, judged) in enumerate(fitting):
         for place, (answer, good) in enumerate(judged):
             row = _row(reader.before(prompt, answer), answer, tally, group=first_group + number)
             rows.append(replace(row, reward=1.0 if good else -1.0))
-            other = _mismatched(kept, number, place, answer)
+            other = _mismatched(fitting, number, place, answer)
             before = reader.before(prompt, other) if other else prompt
             tokens = other.tokens[: reader.settings.max_tokens - len(before)] if other else ()
             trainable = (False,) * len(before) + (True,) * len(tokens)
@@ -150,13 +150,13 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
 
 
 def _mismatched(
-    kept: Sequence[tuple[Tokens, list[tuple[Answer, bool]]]], number: int, place: int, answer: Answer
+    fitting: Sequence[tuple[Tokens, list[tuple[Answer, bool]]]], number: int, place: int, answer: Answer
 ) -> Answer | None:
     """Return an answer, unlike `answer`, to the next different prompt that has one; None if no prompt does."""
-    for step in range(1, len(kept)):
-        prompt, judged = kept[(number + step) % len(kept)]
+    for step in range(1, len(fitting)):
+        prompt, judged = fitting[(number + step) % len(fitting)]
         others = [other for other, _ in judged if other.tokens != answer.tokens]
-        if prompt != kept[number][0] and others:
+        if prompt != fitting[number][0] and others:
             return others[place % len(others)]
     return None
 
@@ -186,7 +186,7 @@ def _judged_answers(
 
 def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[Prompt]:
     """Return a prompt per record: `text` is what the policy reads, `id` its place. Bad references make bad rows."""
-    kept: list[Prompt] = []
+    fitting: list[Prompt] = []
     for record, (asked,) in reader.read(records, lambda record: (Asked(record),), tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
         if fitted is None:
@@ -196,7 +196,7 @@ def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[P
         except ValueError as error:
             tally.skip(DataError(str(error), record.where))
             continue
-        kept.append(
+        fitting.append(
             Prompt(
                 id=record.where,
                 text=asked.text if len(fitted) == len(asked.tokens) else _text(fitted, reader),
@@ -209,7 +209,7 @@ def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[P
         )
         _count_prompt(tally, asked, fitted)
         tally.items += 1
-    return kept
+    return fitting
 
 
 def _text(tokens: Tokens, reader: Reader) -> str:

@@ -131,7 +131,7 @@ def before_after(
     new_figures, new_answers = _measured(bench, new, judge, "after")
     new_figures |= bench.kl(new, old, new_answers)
     change = comparison_figures(new_answers, old_answers, seed=settings.seed)
-    asked = judge is not None and settings.given("preferences")
+    asked = judge is not None and settings.is_set("preferences")
     result = BeforeAfter(
         settings=settings,
         before=old_figures,
@@ -150,7 +150,7 @@ def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tup
     rewards = bench.rewards(judge, policy.tokenizer)
     answers = bench.answers(policy, bench.prompts(policy), rewards, name=name)
     figures: Figures = generation_figures(answers) | bench.reward_figures(answers)
-    if bench.settings.given("demonstrations"):
+    if bench.settings.is_set("demonstrations"):
         figures |= bench.perplexity(policy, name=name)
     return figures, answers
 

@@ -54,13 +54,13 @@ def win_figures(
 ) -> dict[str, Interval]:
     """Win rate, share of ties and length-controlled win rate, from the outcomes of each prompt's pairs and the
     differences of their lengths in characters. Prompts without outcomes are left out."""
-    kept = [(won, gaps) for won, gaps in zip(wins, lengths, strict=True) if won]
-    ties = [fmean(win == 0.5 for win in won) for won, _ in kept]
+    compared = [(won, gaps) for won, gaps in zip(wins, lengths, strict=True) if won]
+    ties = [fmean(win == 0.5 for win in won) for won, _ in compared]
     figures = {
-        f"win_rate/{name}": share_interval([fmean(won) for won, _ in kept]),
+        f"win_rate/{name}": share_interval([fmean(won) for won, _ in compared]),
         f"ties/{name}": share_interval(ties),
     }
-    controlled = length_controlled([won for won, _ in kept], [gaps for _, gaps in kept], seed=seed)
+    controlled = length_controlled([won for won, _ in compared], [gaps for _, gaps in compared], seed=seed)
     return figures if controlled is None else figures | {f"win_rate/{name}/length_controlled": controlled}
 
 

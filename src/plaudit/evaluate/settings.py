@@ -74,7 +74,7 @@ class ScoringSettings(ComputeSettings):
             yield "gold_options are for a gold function, and there is none: set gold"
         for number, reward in enumerate(self.rewards):
             idle = {"weight": reward.weight != 1, "workers": reward.workers, "resources": reward.resources}
-            for name in (name for name, given in {**idle, "offload": reward.offload}.items() if given):
+            for name in (name for name, value in {**idle, "offload": reward.offload}.items() if value):
                 yield f"rewards.{number}.{name} is read by runs only: here every reward is a measure by itself"
 
 
@@ -134,7 +134,7 @@ class MeasureSettings(ScoringSettings):
             yield f"pass_at={self.pass_at} is by a rule: set gold or rewards"
         yield from (f"{kind}: there is no {name}" for kind in DATA for name in absent(vars(self)[kind]))
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """True if a field names something."""
         value = vars(self)[name]
         return bool(sources(value)) if name in DATA else value not in (None, [], LlmSettings())
@@ -149,7 +149,7 @@ class BeforeAfterSettings(MeasureSettings):
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
-        if not self.given("prompts"):
+        if not self.is_set("prompts"):
             yield "prompts: before and after are compared by their answers: set prompts"
         if not self.sampling.whole:
             yield f"sampling: the KL of after from before {WHOLE}"
@@ -211,7 +211,7 @@ class EvaluationSettings(MeasureSettings):
             "comparison": ("model", "other", "prompts", "judge or gold or rewards or llm"),
             "preference": ("preferences", "judge" if self.model is None else "judge or reference"),
         }
-        return [need for need in needs[kind] if not any(self.given(name) for name in need.split(" or "))]
+        return [need for need in needs[kind] if not any(self.is_set(name) for name in need.split(" or "))]
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
@@ -221,7 +221,7 @@ class EvaluationSettings(MeasureSettings):
         if not self.chosen():
             needed = "prompts, demonstrations or preferences" if self.model else "preferences, or model and prompts"
             needed = needed if self.model or self.judge else "model and prompts, or judge and preferences"
-            needed = " and ".join(self.lacking("preference")) if self.given("preferences") else needed
+            needed = " and ".join(self.lacking("preference")) if self.is_set("preferences") else needed
             yield f"kinds: nothing to evaluate: set {needed}"
         if "kl" in self.kinds and not self.sampling.whole:
             yield f"sampling: kl {WHOLE}"
@@ -269,15 +269,15 @@ class RelabelSettings(ScoringSettings):
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
-        given = [name for name in ("preferences", "answers") if sources(vars(self)[name])]
-        if len(given) != 1:
+        named = [name for name in ("preferences", "answers") if sources(vars(self)[name])]
+        if len(named) != 1:
             yield "preferences and answers: name the one that is to be read"
-        yield from (f"{name}: there is no {path}" for name in given for path in absent(vars(self)[name]))
+        yield from (f"{name}: there is no {path}" for name in named for path in absent(vars(self)[name]))
         if (self.judge is not None) + (self.gold is not None) + len(self.rewards) != 1:
             yield "judge, gold and rewards: name one measure, which orders the answers"
         if self.output is None or not self.output.endswith(".jsonl"):
             yield f"output={self.output} must be a file that ends in .jsonl"
         elif at_home(self.output).exists() and not self.overwrite:
             yield f"output={self.output} exists already: name another file, or set overwrite=true"
-        if given == ["answers"] and self.ties == "keep":
+        if named == ["answers"] and self.ties == "keep":
             yield "ties=keep is for preferences: answers have no order to keep"

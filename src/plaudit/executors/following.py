@@ -1,6 +1,6 @@
 """An EMA reference on its own ranks, which get the policy's weights after each step, as rollout workers do.
 
-training ranks -> parcels, whole, by the object store -> ranks of the reference: each moves its own boxes towards them
+training ranks -> packed weights, whole, by the object store -> the reference's ranks: each moves its boxes towards them
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plaudit.models.share import Share, narrowed
 from plaudit.rollout.accepted import box_of
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
-from plaudit.weights.parcel import Given, Parcel, pieces_of, unpack
+from plaudit.weights.packed import PackedWeights, PackReport, pieces_of, unpack
 from plaudit.weights.pieces import WeightsError, digest_of_pieces
 from plaudit.weights.transport import Store
 
@@ -55,19 +55,19 @@ class Followed:
         place = self.placements[Role.POLICY]
         return Publisher(policy, place, self.ranks, dtype=policy.dtype, device=self.device, changes=False)
 
-    def followed(self, version: int, part: int) -> tuple[Parcel | None, Given]:
-        """As `RankProcess.parcel`, and always whole."""
+    def followed(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
+        """As `RankProcess.pack_part`, and always whole."""
         if part == 0:
             self._followed.begin(version)
-        sent = self._followed.parcel(part)
-        return sent, self._followed.told(part, sent)
+        sent = self._followed.pack_part(part)
+        return sent, self._followed.report(part, sent)
 
-    def follow(self, way: float, *parcels: Parcel) -> None:
-        """Move the reference by the share `way` towards the policy in these parcels. Raises WeightsError."""
+    def follow(self, way: float, *packed_parts: PackedWeights) -> None:
+        """Move the reference by the share `way` towards the policy in these packed parts. Raises WeightsError."""
         share = self.placements[Role.REFERENCE].share()
         assert share is not None, "check_follows refuses it"
-        weights = unpack(*parcels)
-        if digest_of_pieces(pieces_of(weights)) != parcels[0].digest:
+        weights = unpack(*packed_parts)
+        if digest_of_pieces(pieces_of(weights)) != packed_parts[0].digest:
             raise WeightsError(
                 "The policy's weights changed on their way to the reference: continue with resume=latest."
             )
@@ -83,7 +83,7 @@ def part_of(share: Share, name: str, weights: Mapping[str, Tensor]) -> Tensor:
     return found
 
 
-class Follower(Scorers):
+class EMAReference(Scorers):
     """Controller handle of an EMA reference on its own ranks. `follow` sends them the policy's weights."""
 
     def __init__(self, ranks: RayWorkerGroup[Any], policy: RayWorkerGroup[Any]):
@@ -92,5 +92,5 @@ class Follower(Scorers):
 
     async def follow(self, share: float) -> None:
         self.moves += 1
-        parcels, _ = await Store().kept(self.policy, Followed.followed, self.moves)
-        await self.ranks.each(Followed.follow, share, *parcels)
+        packed_parts, _ = await Store().collect(self.policy, Followed.followed, self.moves)
+        await self.ranks.each(Followed.follow, share, *packed_parts)

@@ -32,7 +32,7 @@ from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.settings.tree import SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation
-from plaudit.weights.parcel import Parcel, pieces_of
+from plaudit.weights.packed import PackedWeights, pieces_of
 from plaudit.weights.pieces import digest_of_pieces
 from plaudit.weights.transport import Shipment, Stored
 
@@ -72,7 +72,7 @@ class SamplingRank(RankProcess, RolloutWorker):
             self.digest, self.publisher.parts = self.publisher.digest + self.publisher.beneath, []
         return self.digest
 
-    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
+    async def load(self, attempt: int, *sent: PackedWeights | Invitation) -> tuple[int, str]:
         """Sample with the weights of the last `reallocate`. Return their version and this rank's digest of them."""
         self._enter(attempt)
         self.engine.load(None, self.version)
@@ -92,9 +92,9 @@ class Reallocation:
         whole = model.share(Mesh(replicas=ranks.world), ranks.rank, dict(model.named_parameters()))
         mine = share.rank
         moves = [move for move in Moves(share.layout, whole.layout) if mine in (move.source, move.target)]
-        given = [move for move in moves if move.source == mine]
+        sends = [move for move in moves if move.source == mine]
         taken = [move for move in moves if move.target == mine]
-        out = zip(given, share.boxes((move.name, move.box) for move in given), strict=True)
+        out = zip(sends, share.boxes((move.name, move.box) for move in sends), strict=True)
         into = zip(taken, whole.boxes((move.name, move.box) for move in taken), strict=True)
         self._out: dict[int, list[Tensor]] = {}
         self._into: dict[int, list[Tensor]] = {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray_worker import RayWorker
 
 
-class Kept(NamedTuple):
+class MirroredStep(NamedTuple):
     """A step of which every part has its copies."""
 
     remembered: Remembered
@@ -53,7 +53,7 @@ class Mirrors:
         """For each node with ranks, those whose holders have what these hold."""
         self._holders: dict[str, RayWorker[Holder]] = {}
         self._started = 0
-        self._kept: Kept | None = None
+        self._mirrored: MirroredStep | None = None
         self._work: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -105,16 +105,17 @@ class Mirrors:
         copied = await together(rank.keep(Mirrored.state) for rank in first.values())
         states = {key: state for key, (state, _) in zip(first, copied, strict=True)}
         holders = {key: [self._holders[node] for node in self._homes[rank.node]] for key, rank in first.items()}
-        self._work = asyncio.get_running_loop().create_task(self._send(Kept(remembered, states, holders)))
+        self._work = asyncio.get_running_loop().create_task(self._send(MirroredStep(remembered, states, holders)))
 
-    async def _send(self, kept: Kept) -> None:
+    async def _send(self, mirrored: MirroredStep) -> None:
         """Takes: states in ranks' nodes. Waits for: every holder's copy. Woken by: them. Gives: nothing; the step is
         the one to go back to, unless a process was lost, which others find."""
-        whole = -1 if self._kept is None else self._kept.step
-        pairs = [(key, holder) for key, holders in kept.holders.items() for holder in holders]
+        whole = -1 if self._mirrored is None else self._mirrored.step
+        pairs = [(key, holder) for key, holders in mirrored.holders.items() for holder in holders]
         with suppress(WorkerLost):
-            await together(holder.call(Holder.hold, key, kept.step, whole, kept.states[key]) for key, holder in pairs)
-            self._kept = kept
+            states = mirrored.states
+            await together(holder.call(Holder.hold, key, mirrored.step, whole, states[key]) for key, holder in pairs)
+            self._mirrored = mirrored
 
     async def settle(self) -> None:
         """Wait until the state being sent, or the holders being started, are there."""
@@ -126,30 +127,30 @@ class Mirrors:
         """Load the newest mirrored step into new ranks and return what the driver keeps of it. Return None, with ranks
         unchanged, if no step is mirrored, `plan.resume` is as new, `plan.mirrors` is False, or a state is lost."""
         if not plan.mirrors:  # of what was mirrored, nothing may come back
-            self._kept = None
-        if (kept := self._kept) is None or (plan.resume is not None and step_of(plan.resume) >= kept.step):
+            self._mirrored = None
+        if (mirrored := self._mirrored) is None or (plan.resume is not None and step_of(plan.resume) >= mirrored.step):
             return None
         ranks = self._keys()
         try:
-            await together(self._given(rank, key, kept) for rank, key in ranks)
+            await together(self._restore(rank, key, mirrored) for rank, key in ranks)
         except SenderLost as lost:
-            self.say(f"the mirrors of step {kept.step} are not complete ({lost.reason})")
-            self._kept = None
+            self.say(f"the mirrors of step {mirrored.step} are not complete ({lost.reason})")
+            self._mirrored = None
             return None
         await together(rank.call(Mirrored.put_back) for rank, _ in ranks)
-        return kept.remembered
+        return mirrored.remembered
 
-    async def _given(self, rank: RayWorker[Any], key: Key, kept: Kept) -> None:
+    async def _restore(self, rank: RayWorker[Any], key: Key, mirrored: MirroredStep) -> None:
         """Let a rank fetch its state from the old node's store, or else a holder. Raises SenderLost if all lack it."""
-        holders = iter(kept.holders[key])
-        state = kept.states[key]
+        holders = iter(mirrored.holders[key])
+        state = mirrored.states[key]
         while True:
             try:
                 return await rank.call(Mirrored.receive, state)
             except SenderLost:
                 if (holder := next((one for one in holders if one.alive), None)) is None:
                     raise
-            state, _ = await holder.keep(Holder.give, key, kept.step)
+            state, _ = await holder.keep(Holder.give, key, mirrored.step)
 
     def close(self) -> None:
         if self._work is not None:

@@ -27,7 +27,7 @@ from plaudit.rewards.workers import Scores
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.content import Adapters, Content, digest_beneath
 from plaudit.rollout.engine import Engine
-from plaudit.rollout.led import Follower, Leading, Line
+from plaudit.rollout.led import CommandChannel, Follower, Leading
 from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime import stage
@@ -88,16 +88,16 @@ class RolloutProcess(Part, RolloutWorker):
         tokenizer = load_tokenizer(str(settings.model.tokenizer or path))
         model, content = initial_model(settings, tokenizer, device, axis=Axis(number, world)), Content()
         assert isinstance(model, Decoder), "no other model is cut"
-        line, slots = Line(model.axis), settings.rollout.slots
+        channel, slots = CommandChannel(model.axis), settings.rollout.slots
         if settings.model.lora.rank > 0:
             model = add_lora(model, settings.model.lora, seed=settings.seed)
-            content = Adapters(model, shared=True, beneath=digest_beneath(model.held(), line.total))
+            content = Adapters(model, shared=True, beneath=digest_beneath(model.held(), channel.total))
         model.requires_grad_(False)
         leads = number == 0
         engine = (
-            NativeEngine(model, tokenizer, slots=slots, decoding=Leading(model, line))
+            NativeEngine(model, tokenizer, slots=slots, decoding=Leading(model, channel))
             if leads
-            else Follower(model, line, patience=timeout)
+            else Follower(model, channel, patience=timeout)
         )
         RolloutWorker.__init__(self, engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
@@ -155,7 +155,7 @@ async def judge_worker(
 async def _worker_group(
     runtime: RayRuntime,
     kind: Callable[..., Kind],
-    *given: Any,
+    *arguments: Any,
     name: str,
     world: int,
     group: Any,
@@ -168,7 +168,7 @@ async def _worker_group(
 
     names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, world))]
     started = [
-        runtime.spawn(kind, *given, name=one, group=group, place=place, threads=threads)
+        runtime.spawn(kind, *arguments, name=one, group=group, place=place, threads=threads)
         for place, one in enumerate(names)
     ]
     try:

@@ -1,9 +1,9 @@
 """Pack the policy's weights that a rank sends to rollout workers: its boxes of stored tensors, or adapters.
 
-    Placement -> boxes that this rank gives (`Moves`, planned once), digest of all ranks' boxes -> a Parcel a part
+    Placement -> boxes that this rank gives (`Moves`, planned once), digest of all ranks' boxes -> PackedWeights by part
 
 A rank's memory holds its share of the weights and one packed part of it. Ranks with the same boxes share the sending.
-Left out: how parcels travel (`weights/`).
+Left out: how they travel (`weights/`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from plaudit.models.share import Share
 from plaudit.rollout.content import digest_beneath
 from plaudit.weights.changes import changes
 from plaudit.weights.collective import NotHeldError
-from plaudit.weights.parcel import Given, Parcel, pack
+from plaudit.weights.packed import PackedWeights, PackReport, pack
 from plaudit.weights.pieces import Piece, digest_of_pieces, grouped
 
 
 class Publisher:
-    """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `parcel` for
-    each part, before the weights change."""
+    """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `pack_part`
+    of each part, before the weights change."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Publisher:
         self.parts: list[list[Piece]] = []
         """What this rank gives, views of its weights if it can be. The parts of all ranks hold all stored tensors; or
         only the adapters by their parameters' names, as samplers have the base model."""
-        self._held: dict[int, Parcel] = {}
-        """The newest whole parcel of each part, in bfloat16 only: the next version is sent as its changes."""
+        self._held: dict[int, PackedWeights] = {}
+        """The newest whole weights of each part, in bfloat16 only: the next version is sent as its changes."""
         self._moves: list[Move] | None = None
 
     def begin(self, version: int) -> None:
@@ -69,7 +69,7 @@ class Publisher:
             pieces = self._from_first({} if whole is None else dict(whole.hf_tensors()))
         self.parts = grouped(pieces)
 
-    def parcel(self, part: int) -> Parcel | None:
+    def pack_part(self, part: int) -> PackedWeights | None:
         """Pack and return a part, or its changes if the last version is held; None if this rank has no such part. The
         last part drops the views of weights that `begin` took."""
         if part >= len(self.parts):
@@ -79,23 +79,23 @@ class Publisher:
             self.parts = [[] for _ in self.parts]
         return self._changes(part, found)
 
-    def all(self, device: str) -> tuple[Parcel, Parcel] | None:
-        """Pack all parts into one parcel. Return it, and its changes (else it again); None if there are no parts."""
+    def all(self, device: str) -> tuple[PackedWeights, PackedWeights] | None:
+        """Pack all parts together. Return them, and their changes (else them again); None if there are no parts."""
         pieces, self.parts = [piece for part in self.parts for piece in part], []
         if not pieces:
             return None
         whole = pack(pieces, self.version, digest=self.digest, beneath=self.beneath, device=device)
         return whole, self._changes(0, whole)
 
-    def _changes(self, part: int, whole: Parcel) -> Parcel:
+    def _changes(self, part: int, whole: PackedWeights) -> PackedWeights:
         """Return changes to the last held version, else `whole`. The same version again is whole: it may be damaged."""
         if not (whole.halves and self.changes):
             return whole
         last, self._held[part] = self._held.get(part), whole
         return whole if last is None or last.version >= whole.version else changes(last, whole)
 
-    def whole(self, version: int, part: int) -> Parcel | None:
-        """Return a part's whole parcel; None without such a part. Raises NotHeldError for any but the held version."""
+    def whole(self, version: int, part: int) -> PackedWeights | None:
+        """Return a part's whole weights; None without such a part. Raises NotHeldError for any but the held version."""
         if part >= len(self.parts):
             return None
         held = self._held.get(part)
@@ -103,10 +103,10 @@ class Publisher:
             raise NotHeldError(f"version {version} is gone: this rank publishes {self.version}")
         return held
 
-    def told(self, part: int, sent: Parcel | None) -> Given:
+    def report(self, part: int, sent: PackedWeights | None) -> PackReport:
         """Return a part's digest, number of parts and sizes in bytes, for the driver."""
         whole = self._held.get(part, sent)
-        return Given(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
+        return PackReport(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
 
     def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
         """Return pieces of whole tensors; only the first rank has any."""
@@ -117,7 +117,7 @@ class Publisher:
     def _pieces(self, share: Share) -> list[Piece]:
         if self._moves is None:
             whole = Layout(share.layout.config, share.layout.head)  # what a rollout worker has
-            self._moves = Moves(share.layout, whole, apart=True).given(share.rank)
+            self._moves = Moves(share.layout, whole, apart=True).sent_by(share.rank)
         views = share.boxes((move.name, move.box) for move in self._moves)
         return [
             Piece(name, share.layout.stored[name], tuple(start for start, _ in box), values, share.dtype)
@@ -136,7 +136,7 @@ class Publisher:
         sums.copy_(there)
 
     def bytes(self) -> int:
-        """Return the bytes of all ranks' whole parcels together."""
+        """Return the bytes of all ranks' whole weights together."""
         sent = {name: local(one) for name, one in self.model.named_parameters() if name in (self.adapters or [name])}
         mine = {name: (one.dtype, self.place.within(name, one).shape) for name, one in sent.items()}
         return sum(math.prod(shape) for _, shape in self.place.specs(mine).values()) * self.dtype.itemsize

@@ -52,14 +52,14 @@ class RankGroup:
 def rank_groups(settings: Settings) -> list[RankGroup]:
     """Return the rank groups of a run: the training ranks first, then those of calls with their own processes."""
     hosts = {role: settings.runtime.host(role) for role in Role}
-    given = {TRAIN: settings.runtime, **settings.runtime.apart}
+    runtimes = {TRAIN: settings.runtime, **settings.runtime.apart}
     return [
         RankGroup(
             "training" if call == TRAIN else call,
             tuple(role for role in Role if hosts[role] == call),
             replace(settings, runtime=runtime),
         )
-        for call, runtime in given.items()
+        for call, runtime in runtimes.items()
     ]
 
 

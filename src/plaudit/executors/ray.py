@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plaudit.evaluate.judge import judge_reward
 from plaudit.executors.base import Plan
 from plaudit.executors.collected import Node, collected
-from plaudit.executors.following import Follower
+from plaudit.executors.following import EMAReference
 from plaudit.executors.inside import InProcess
 from plaudit.executors.mirrors import Mirrors
 from plaudit.executors.pinned import pinned
@@ -39,9 +39,9 @@ from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import Resources, check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.settings import MIRRORS
+from plaudit.runtime.supervisor import NODES, PAUSE
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Group, Role, Stats
@@ -83,13 +83,13 @@ class RayExecutor:
         self.shares = rollout > 0 and settings.runtime.shares
         self.inside = rollout > 0 and settings.runtime.inside
         rollout *= not self.inside
-        told = self.ranks.reservations
+        amounts = self.ranks.reservations
         self.width = settings.runtime.rollout_width
-        told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
-        told += [reward.resources for reward in reserving(settings)]
-        beside = [dict(one) for one in told if "CPU" in one]
+        amounts += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
+        amounts += [reward.resources for reward in reserving(settings)]
+        beside = [dict(one) for one in amounts if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
-        self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
+        self.share = share = equal_share(runtime.nodes(), len(amounts) - len(beside), beside=beside, gpus=gpus)
         self.ranks.reserve(share)
         self.threads = self._threads(self.ranks.bundles[0])
         self.rollout_bundle = bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
@@ -169,7 +169,7 @@ class RayExecutor:
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
         if self.pool is not None and self.settings.runtime.weights == "store" and not self.inside:
-            self._tell_of_store((await self.ranks.training.each(RankProcess.parcel_bytes))[0])
+            self._tell_of_store((await self.ranks.training.each(RankProcess.packed_bytes))[0])
 
     def _tell_of_store(self, size: int) -> None:
         if advice := small_store(self.runtime.nodes(), size):
@@ -318,7 +318,7 @@ class RayExecutor:
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
         """Let one rollout worker (of `among`, if given) give back its resources. Return False if none may."""
-        if self.pool is None or self.shares or self.inside or (number := self.pool.places.give_way(among)) is None:
+        if self.pool is None or self.shares or self.inside or (number := self.pool.supervisor.give_way(among)) is None:
             return False
         self.runtime.give_back(self._rooms.pop(("rollout", number)))
         self.say(f"rollout worker {number} {why}")
@@ -338,7 +338,7 @@ class RayExecutor:
         moving = self.settings.reference.ema
         models = Models.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
         if moving and (home := self.ranks.apart.get(Role.REFERENCE)) is not None:
-            models = replace(models, reference=Follower(home, self.ranks.training))
+            models = replace(models, reference=EMAReference(home, self.ranks.training))
         return models
 
     def processes(self) -> list[ProcessStatus]:
@@ -373,9 +373,9 @@ class RayExecutor:
         if await self.pool.publish(shipment):
             # The packed copy may have changed in memory since: replaced workers get a new copy.
             await self.pool.publish(await self.transport.pack(self.ranks.training, version))
-        if not shipment.told:
+        if not shipment.reports:
             return {}
-        sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.told), strict=True))
+        sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.reports), strict=True))
         return {"publish/bytes": float(sent), "publish/share": sent / max(whole, 1)}
 
     async def save(self, role: str, folder: Path) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HELD, SHARE = 10.0, 0.2
 """Seconds, and the share of the time, after which a function in the driver's process is reported."""
-Room = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
+Reserve = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
 """Reserves room for a worker's processes in a place, or finds that of the worker before it: where to spawn it."""
 
 
@@ -86,7 +86,7 @@ class Scoring:
         settings: Settings,
         runtime: RayRuntime,
         share: Resources,
-        room: Room,
+        room: Reserve,
         *,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None],

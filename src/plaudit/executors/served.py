@@ -138,8 +138,8 @@ class Served(Learners):
     async def _added(self, shares: Sequence[float], pushes: Sequence[Pushed]) -> float:
         """Let the servers sum the pushes, each times its share. Return the norm of the sum."""
         self.team.bytes[self.role] += sum(size for _, size in pushes)
-        given = [(shares, *(messages[number] for messages, _ in pushes)) for number in range(self.settings.count)]
-        return math.sqrt(sum(await self.servers.scatter(ServerPart.add, given)))
+        arguments = [(shares, *(messages[number] for messages, _ in pushes)) for number in range(self.settings.count)]
+        return math.sqrt(sum(await self.servers.scatter(ServerPart.add, arguments)))
 
     async def apply(self, take: bool) -> None:
         self.moves += take
@@ -228,9 +228,9 @@ class Served(Learners):
         the rest of the state. Pushes that came too late for the last step are not saved."""
         await self.team.idle()
         islands, values = await self.team.refresh(), list[dict[str, Any]]()
-        replies = self.team.ask_servers(ServerPart.kept, self.role)
+        replies = self.team.ask_servers(ServerPart.state, self.role)
         for number, island in enumerate(islands):
-            servers = [] if number else [replies[0][1], *(kept for kept, _ in replies)]
+            servers = [] if number else [replies[0][1], *(states for states, _ in replies)]
             rank = island.worker.worker_group.first
             values.append(await rank.do(PUSHING + self.role, Pusher.save.__name__, (path, number, *servers)))
         return {**values[0], "since": self.since, "tokens": [island.tokens[self.role] for island in islands]}

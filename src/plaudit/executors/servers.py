@@ -25,8 +25,8 @@ from plaudit.learn.scorer import Scorer
 from plaudit.learn.server import ServerPart
 from plaudit.learn.watched import Watched
 from plaudit.loop.models import Models
-from plaudit.runtime.places import Places
 from plaudit.runtime.settings import Servers
+from plaudit.runtime.supervisor import Supervisor
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.settings.tree import Settings
 from plaudit.types import Role, Stats
@@ -79,7 +79,7 @@ class ServedProcess(RankProcess):
 class ServedRankGroups(RankGroups):
     """Here `workers`, which `RayExecutor` watches, are the servers: losing one takes the run back to a checkpoint."""
 
-    places: Places[Any] | None = None
+    supervisor: Supervisor[Any] | None = None
     team: Team[Any]
     servers: Sequence[RayWorker[Any]] = ()
 
@@ -88,8 +88,8 @@ class ServedRankGroups(RankGroups):
         return list(self.servers)
 
     def end(self) -> None:
-        if self.places is not None:
-            self.places.close("the training workers")
+        if self.supervisor is not None:
+            self.supervisor.close("the training workers")
             self.team.close()
         super().end()
         self.runtime.end(name=SERVER)
@@ -112,7 +112,7 @@ class ServerExecutor(RayExecutor):
             self.runtime.spawn(ServerProcess, self.recipe, name=f"{SERVER} {n}", group=group, place=n, threads=1)
             for n in range(count)
         )
-        self.ranks.places = places = Places(
+        self.ranks.supervisor = supervisor = Supervisor(
             self._island,
             self.settings.runtime.num_training_workers,
             work="units",
@@ -121,11 +121,11 @@ class ServerExecutor(RayExecutor):
             failures=self.failures,
             say=self.say,
         )
-        team = Team[Any](places, RayWorkerGroup([]), served)
+        team = Team[Any](supervisor, RayWorkerGroup([]), served)
         self.ranks.team = team
-        places.open()
+        supervisor.open()
         servers: list[Any] = list(await asyncio.gather(*starts))
-        await places.counted()
+        await supervisor.counted()
         self.ranks.servers, team.servers = servers, RayWorkerGroup(servers)
         for role in self.settings.objective.losses():
             await team.begin(role)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.learn.pusher import Pusher
 from plaudit.learn.server import ServerPart
-from plaudit.runtime.places import Places
 from plaudit.runtime.settings import Servers
+from plaudit.runtime.supervisor import Supervisor
 from plaudit.runtime.worker import Arguments, Kind_co, WorkerLost
 from plaudit.runtime.worker_group import WorkerGroup
 
@@ -68,8 +68,8 @@ class Team(WorkerGroup[Kind_co]):
     """All ranks of current islands as one worker group; each can do the work of another. The number of ranks changes
     in `refresh` and with every loss."""
 
-    def __init__(self, places: Places[Any], servers: RayWorkerGroup[Any], settings: Servers):
-        self.places, self.servers, self.settings = places, servers, settings
+    def __init__(self, supervisor: Supervisor[Any], servers: RayWorkerGroup[Any], settings: Servers):
+        self.supervisor, self.servers, self.settings = supervisor, servers, settings
         self.islands: list[Island] = []
         self.versions: dict[str, int] = {}
         self.bytes = Counter[str]()
@@ -77,7 +77,7 @@ class Team(WorkerGroup[Kind_co]):
 
     async def begin(self, role: str, path: Path | None = None) -> None:
         """Load the servers with a free worker's weights of a role, or with the state that it reads at `path`."""
-        worker: Any = (await self.places.free())[0].worker
+        worker: Any = (await self.supervisor.free())[0].worker
         *parts, _ = Island(worker).references(Pusher.begun, role, path, parts=self.settings.count + 1)
         await self.servers.part(ServerPart, role).scatter(ServerPart.load, [(part,) for part in parts])
         self.versions[role] = self.versions.get(role, -1) + 1
@@ -86,9 +86,9 @@ class Team(WorkerGroup[Kind_co]):
         """Takes: nothing. Waits for: any free worker. Woken by: joined workers, ended work. Gives: the free islands,
         with the newest weights."""
         while True:
-            await self.places.free()
+            await self.supervisor.free()
             known = {island.worker: island for island in self.islands}
-            here: list[Any] = [place.worker for place in self.places.all if place.worker is not None]
+            here: list[Any] = [place.worker for place in self.supervisor.all if place.worker is not None]
             self.islands[:] = [known.get(worker) or Island(worker) for worker in here]
             await asyncio.gather(*(self._bring(island) for island in self.free))
             if found := self.current:
@@ -135,16 +135,16 @@ class Team(WorkerGroup[Kind_co]):
         self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
     ) -> list[Result]:
         ranks: Sequence[RayWorker[Any] | None] = self._ranks or (None,)
-        asked = (self._asked(ranks[n % len(ranks)], method, given) for n, given in enumerate(arguments))
+        asked = (self._asked(ranks[n % len(ranks)], method, own) for n, own in enumerate(arguments))
         return list(await asyncio.gather(*asked))
 
     async def _asked(
-        self, rank: RayWorker[Any] | None, method: Callable[..., Result], given: tuple[Any, ...]
+        self, rank: RayWorker[Any] | None, method: Callable[..., Result], arguments: tuple[Any, ...]
     ) -> Result:
         while True:
             rank = rank or (await self.refresh())[0].worker.worker_group.first
             try:
-                found: Result = await rank.do(self.name, method.__name__, given)
+                found: Result = await rank.do(self.name, method.__name__, arguments)
                 return found
             except WorkerLost:
                 rank = None

@@ -63,7 +63,7 @@ from plaudit.runtime.settings import NO_SHARDS, NO_STAGES
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
-from plaudit.weights.parcel import Given, Parcel
+from plaudit.weights.packed import PackedWeights, PackReport
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class Trainer:
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
         self.objective: Objective = settings.objective
         self.passes = Passes.of(settings.learn)
-        for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
-            room.lower(tokens)
+        for budget, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
+            budget.lower(tokens)
         self.device = device_of(settings.device)
         runtime, device = settings.runtime, torch.device(self.device)
         self.pending = Pending(free_memory)
@@ -168,8 +168,8 @@ class Trainer:
             if self.ranks.world == 1 or not out_of_memory(error):
                 raise
             micro, score = self.passes.micro.tokens, self.passes.score.tokens
-            told = f"rank {self.ranks.rank} ran out of memory with the {role} ({str(error).splitlines()[0]:.200})"
-            raise RankOutOfMemory(f"{told}. Lower learn.micro_tokens={micro}.", micro, score) from None
+            message = f"rank {self.ranks.rank} ran out of memory with the {role} ({str(error).splitlines()[0]:.200})"
+            raise RankOutOfMemory(f"{message}. Lower learn.micro_tokens={micro}.", micro, score) from None
 
     def save(self, role: str, folder: Path) -> None:
         """Save a role's model, adapters merged, and the adapters separately. All ranks must call it; each keeps its own
@@ -311,8 +311,8 @@ class Trainer:
         if role is Role.REFERENCE:
             policy = self.models.get(Role.POLICY)
             kind = BaseScorer if model is policy else Scorer
-            room, place = self.passes.score, self.placements[role]
-            return kind(model, role, temperature=temperature, token_budget=room, leader=policy, placement=place)
+            budget, place = self.passes.score, self.placements[role]
+            return kind(model, role, temperature=temperature, token_budget=budget, leader=policy, placement=place)
         optimizer = settings.optimizer
         if role is Role.CRITIC:
             optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)
@@ -364,31 +364,31 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         super().offload()
         make_room()
 
-    def parcel_bytes(self) -> int:
+    def packed_bytes(self) -> int:
         """Return the bytes of the policy's weights that all ranks send together."""
         return self.publisher.bytes()
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+    def pack_part(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
         """Return a part of this rank's policy weights for samplers (None without one), and its digest and sizes for the
         driver. All ranks must be called, first for part 0."""
         if part == 0:
             self.publisher.begin(version)
-        sent = self.publisher.parcel(part)
-        return sent, self.publisher.told(part, sent)
+        sent = self.publisher.pack_part(part)
+        return sent, self.publisher.report(part, sent)
 
-    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]:
-        """As `parcel`, but whole, and beside this rank's other work. Raises NotHeldError for any other version."""
+    async def whole(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
+        """As `pack_part`, but whole, and beside this rank's other work. Raises NotHeldError for any other version."""
         whole = self.publisher.whole(version, part)
-        return whole, self.publisher.told(part, whole)
+        return whole, self.publisher.report(part, whole)
 
-    def hold(self, version: int, device: str) -> Given:
-        """Pack all parts as one parcel and keep it for `send`. Return its digest and sizes."""
+    def hold(self, version: int, device: str) -> PackReport:
+        """Pack all parts together and keep them for `send`. Return their digest and sizes."""
         self.publisher.begin(version)
         if (held := self.publisher.all(device)) is None:
-            self.sender.parcel = self.sender.changes = None
-            return Given(self.publisher.digest, 0, 0, 0)
-        self.sender.parcel, self.sender.changes = held
-        return Given(self.publisher.digest, 1, held[1].bytes, held[0].bytes)
+            self.sender.packed = self.sender.changes = None
+            return PackReport(self.publisher.digest, 0, 0, 0)
+        self.sender.packed, self.sender.changes = held
+        return PackReport(self.publisher.digest, 1, held[1].bytes, held[0].bytes)
 
     async def meet(self) -> str:
         return await self.sender.meet()

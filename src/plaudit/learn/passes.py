@@ -42,7 +42,7 @@ class UnitTooLong(OutOfMemory):
 
 
 @dataclass
-class Room:
+class TokenBudget:
     """The most tokens of a pass of one kind."""
 
     tokens: int
@@ -111,41 +111,41 @@ class Room:
         self.tokens = min(self.tokens, tokens)
 
 
-def scoring(tokens: int) -> Room:
-    """Return a Room for passes without gradients."""
-    return Room(tokens, SCORING, times=SCORED)
+def scoring(tokens: int) -> TokenBudget:
+    """Return a TokenBudget for passes without gradients."""
+    return TokenBudget(tokens, SCORING, times=SCORED)
 
 
 @dataclass
 class Passes:
     """The pass sizes of one rank, with gradients (`micro`) and without (`score`); all of its models share them."""
 
-    micro: Room
-    score: Room
+    micro: TokenBudget
+    score: TokenBudget
 
     @classmethod
     def of(cls, settings: LearnSettings) -> Passes:
-        return cls(Room(settings.micro_tokens, LEARNING), scoring(settings.score_tokens))
+        return cls(TokenBudget(settings.micro_tokens, LEARNING), scoring(settings.score_tokens))
 
-    def _rooms(self) -> dict[str, Room]:
+    def _budgets(self) -> dict[str, TokenBudget]:
         return {"micro": self.micro, "score": self.score}
 
     def figures(self) -> Stats:
         """Return lowered sizes as `micro_tokens/min` and `score_tokens/min`; ranks merge them to the smallest."""
-        return {f"{name}_tokens/min": float(room.tokens) for name, room in self._rooms().items() if room.lowered}
+        return {f"{name}_tokens/min": float(one.tokens) for name, one in self._budgets().items() if one.lowered}
 
     def agree(self, merged: Stats) -> None:
         """Lower the sizes to the smallest of all ranks, as in their merged figures."""
-        for name, room in self._rooms().items():
-            room.lower(int(merged.get(f"{name}_tokens/min", room.tokens)))
+        for name, budget in self._budgets().items():
+            budget.lower(int(merged.get(f"{name}_tokens/min", budget.tokens)))
 
     def state(self) -> dict[str, list[int]]:
         """Return the lowered sizes as {name: [number in the settings, lowered number]}."""
-        return {name: [room.asked, room.tokens] for name, room in self._rooms().items() if room.lowered}
+        return {name: [budget.asked, budget.tokens] for name, budget in self._budgets().items() if budget.lowered}
 
     def restore(self, state: dict[str, list[int]]) -> None:
         """Take over the lowered sizes that `state` returned, except those whose settings have changed since."""
         for name, (asked, tokens) in state.items():
-            room = self._rooms()[name]
-            if asked == room.asked:
-                room.lower(tokens)
+            budget = self._budgets()[name]
+            if asked == budget.asked:
+                budget.lower(tokens)

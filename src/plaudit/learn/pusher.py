@@ -52,25 +52,25 @@ class Pusher:
 
     def begun(self, path: Path | None) -> tuple[Any, ...]:
         """Return each server's Beginning, from the checkpoint at `path` (of any strategy) if given; and last, a 0."""
-        kept, steps = dict[str, Tensor](), 0.0
+        state, steps = dict[str, Tensor](), 0.0
         if path is not None:
             self.optimizer.moments = {name: self.optimizer.zeros(one) for name, one in self.optimizer.masters.items()}
             self.learner.restore(path, {})
             if not self.drifts:
                 moments, self.optimizer.moments = list(self.optimizer.moments.values()), {}
-                kept, steps = {kind: _flat(one[kind] for one in moments) for kind in MOMENTS}, float(moments[0][STEP])
+                state, steps = {kind: _flat(one[kind] for one in moments) for kind in MOMENTS}, float(moments[0][STEP])
             if (more := _of(path, "worker0")).exists():
-                kept |= load_file(more)
-        kept = {MASTER: self._weights(), **kept}
-        return (*(self._beginning(start, stop, steps, kept) for start, stop in self.runs), 0)
+                state |= load_file(more)
+        state = {MASTER: self._weights(), **state}
+        return (*(self._beginning(start, stop, steps, state) for start, stop in self.runs), 0)
 
-    def _beginning(self, start: int, stop: int, steps: float, kept: Mapping[str, Tensor]) -> Beginning:
+    def _beginning(self, start: int, stop: int, steps: float, state: Mapping[str, Tensor]) -> Beginning:
         pieces, begin = [], 0
         for master, size in zip(self.masters, self.sizes, strict=True):
             if (numbers := min(begin + size, stop) - max(begin, start)) > 0:
                 pieces.append((numbers, master.dim() >= 2))
             begin += size
-        whole = {kind: values for kind, values in kept.items() if len(values) == begin}
+        whole = {kind: values for kind, values in state.items() if len(values) == begin}
         return Beginning(pieces, steps, {kind: encode(one[start:stop], "float32") for kind, one in whole.items()})
 
     def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
@@ -121,11 +121,11 @@ class Pusher:
         """Write the state of worker `number`; worker 0 also writes what servers keep. Return values for `restore`. The
         moments that worker 0 writes are in the file that a rank would write, from which any strategy can resume."""
         kinds = servers[0] if servers else {}
-        kept = {kind: _flat(decode(one[kind], "float32") for one in servers) for kind in kinds}
+        state = {kind: _flat(decode(one[kind], "float32") for one in servers) for kind in kinds}
         if self.drifts:
             values = self.learner.save(_of(path, f"moments{number}") if number else path)
         elif not number:
-            split = zip(*(torch.split(kept.pop(kind), self.sizes) for kind in MOMENTS), strict=True)
+            split = zip(*(torch.split(state.pop(kind), self.sizes) for kind in MOMENTS), strict=True)
             for (name, master), pair in zip(self.optimizer.masters.items(), split, strict=True):
                 moments = {kind: one.view(master.shape) for kind, one in zip(MOMENTS, pair, strict=True)}
                 self.optimizer.moments[name] = {STEP: torch.tensor(steps), **moments}
@@ -134,9 +134,9 @@ class Pusher:
         else:
             values = {}
         if self.servers.push == "float32":
-            kept.pop(MASTER, None)  # the model itself
+            state.pop(MASTER, None)  # the model itself
         own = {} if self.own is None else {"own": self.own}
-        save_file({"carried": self.feedback.carried, **own, **kept}, _of(path, f"worker{number}"))
+        save_file({"carried": self.feedback.carried, **own, **state}, _of(path, f"worker{number}"))
         return values
 
     def restore(self, path: Path, number: int, saved: int, values: Mapping[str, Any]) -> None:
@@ -146,10 +146,10 @@ class Pusher:
             self.learner.restore(_of(path, f"moments{other}") if other else path, values)
         self.learner.passes.restore(values.get("passes", {}))
         if number < saved:
-            kept = load_file(_of(path, f"worker{number}"))
-            if len(kept["carried"]) == len(self.feedback.carried):  # runtime.servers.push may have changed
-                self.feedback.carried = kept["carried"]
-            self.own = kept.get("own") if self.drifts else None
+            state = load_file(_of(path, f"worker{number}"))
+            if len(state["carried"]) == len(self.feedback.carried):  # runtime.servers.push may have changed
+                self.feedback.carried = state["carried"]
+            self.own = state.get("own") if self.drifts else None
 
     def _weights(self) -> Tensor:
         return _flat(self.masters)

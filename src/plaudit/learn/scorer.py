@@ -13,7 +13,7 @@ from torch import Tensor
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
 from plaudit.learn.columns import COLUMNS, Annotations
-from plaudit.learn.passes import Room, scoring
+from plaudit.learn.passes import TokenBudget, scoring
 from plaudit.learn.readout import Work, counts_once
 from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
@@ -22,7 +22,7 @@ from plaudit.types import Role
 
 
 class Scorer:
-    """Runs a model without gradients over batches of any size, `token_budget` tokens at a time (a number, or a Room
+    """Runs a model without gradients over batches of any size, `token_budget` tokens at a time (int, or TokenBudget
     shared with other models). If memory does not hold them, it uses fewer from then on. `leader` is the model towards
     which `follow` moves this one, if any."""
 
@@ -32,14 +32,14 @@ class Scorer:
         role: Role,
         *,
         temperature: float = 1.0,
-        token_budget: int | Room = 16384,
+        token_budget: int | TokenBudget = 16384,
         leader: LanguageModel | None = None,
         placement: Placement | None = None,
     ):
         self.model, self.role, self.leader = model, role, leader
         self.placement = placement or Whole(model)
         self.temperature = temperature
-        self.room = scoring(token_budget) if isinstance(token_budget, int) else token_budget
+        self.budget = scoring(token_budget) if isinstance(token_budget, int) else token_budget
 
     def annotate(self, batch: Batch) -> Batch:
         """Return the batch with this role's columns."""
@@ -73,7 +73,7 @@ class Scorer:
 
         work = Work(self.model, self.role, device, self.temperature, lambda output, part: (None, output))
         with self.placement.present():
-            outputs = self.placement.fit(self.room, cut, work)
+            outputs = self.placement.fit(self.budget, cut, work)
             self.placement.settle()
         return outputs[:needed]
 

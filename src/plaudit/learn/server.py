@@ -30,7 +30,7 @@ class Beginning(NamedTuple):
     pieces: Sequence[tuple[int, bool]]
     """The numbers of each parameter within its run, and whether they are of a matrix, which decays."""
     steps: float
-    kept: Mapping[str, Array]
+    state: Mapping[str, Array]
     """Masters, and what else was saved, by kind."""
 
 
@@ -41,12 +41,12 @@ class ServerPart:
         self.settings, self.servers, self.averages = optimizer, servers, servers.local_steps > 1
 
     def load(self, begin: Beginning) -> None:
-        given = {kind: decode(values, "float32").clone() for kind, values in begin.kept.items()}
-        self.values, kinds = given[MASTER], (MOMENTUM,) if self.averages else MOMENTS
-        self.held = {kind: given.get(kind, torch.zeros_like(self.values)) for kind in kinds} | {MASTER: self.values}
+        state = {kind: decode(values, "float32").clone() for kind, values in begin.state.items()}
+        self.values, kinds = state[MASTER], (MOMENTUM,) if self.averages else MOMENTS
+        self.held = {kind: state.get(kind, torch.zeros_like(self.values)) for kind in kinds} | {MASTER: self.values}
         self.sent = self.values
         if self.servers.push != "float32":
-            self.sent = self.held[SENT] = given.get(SENT, self.values.clone())
+            self.sent = self.held[SENT] = state.get(SENT, self.values.clone())
         self.sum, self.sizes = torch.zeros_like(self.values), [size for size, _ in begin.pieces]
         if self.averages:
             return
@@ -95,8 +95,8 @@ class ServerPart:
         message = encode(self.sent, "float32")
         return message, message.nbytes
 
-    def kept(self) -> tuple[dict[str, Array], float]:
-        """Return what `load` takes as `kept`, by kind, and the number of AdamW steps (0 with local steps)."""
+    def state(self) -> tuple[dict[str, Array], float]:
+        """Return the state that `load` takes, by kind, and the number of AdamW steps (0 with local steps)."""
         steps = 0.0 if self.averages or not self.sizes else float(self._moments[0][STEP])
         return {kind: encode(values, "float32") for kind, values in self.held.items()}, steps
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from plaudit.compute.axis import RECOMPUTED
-from plaudit.learn.passes import Cutting, Room
+from plaudit.learn.passes import Cutting, TokenBudget
 from plaudit.learn.ranks import Alone, Ranks
 from plaudit.learn.readout import Work
 from plaudit.models.base import LanguageModel
@@ -75,8 +75,8 @@ class Placement(Protocol):
         """Call before each pass with gradients; `more` is True if other passes of the same step follow."""
         ...
 
-    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
-        """Do the work on every part, as `Room.fit`. Return the results; [] on a pipeline stage before the last."""
+    def fit(self, budget: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
+        """Do the work on every part, as `TokenBudget.fit`. Return the results; [] on a pipeline stage but the last."""
         ...
 
     def merge(self, stats: Stats) -> Stats:
@@ -133,9 +133,9 @@ class InTurn:
     def accumulate(self, more: bool) -> None:
         return None
 
-    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+    def fit(self, budget: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
         ahead = self.accumulate if work.trains else lambda more: None
-        return room.fit(cut, work, clear=work.clear, ahead=ahead, again=not self.meets)
+        return budget.fit(cut, work, clear=work.clear, ahead=ahead, again=not self.meets)
 
     def merge(self, stats: Stats) -> Stats:
         return self.ranks.merge(stats)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
-from plaudit.learn.passes import Cutting, Room
+from plaudit.learn.passes import Cutting, TokenBudget
 from plaudit.learn.ranks import Ranks, Together, begun
 from plaudit.learn.readout import READOUTS, Inputs, Result_co, Work
 from plaudit.learn.sharding import Around, Placement, Result, Spec, Within
@@ -48,7 +48,7 @@ class Staged(Around):
         self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
         self.measured: Stats = {}
 
-    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+    def fit(self, room: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
         began, passing = time.perf_counter(), Passing(self.line, work, cut(room.tokens))
         results = passing.run()
         if work.trains:
@@ -60,8 +60,8 @@ class Staged(Around):
         stages = self.line.tell((seconds, idle))
         longest, busy = max(whole for whole, _ in stages), sum(whole - idle for whole, idle in stages)
         bubble = 1.0 - busy / (longest * len(stages))
-        told = self.ranks.world // self.ranks.alike
-        self.measured = {f"bubble/{role}": bubble / told} if self.model.stage.last else {}
+        replicas = self.ranks.world // self.ranks.alike
+        self.measured = {f"bubble/{role}": bubble / replicas} if self.model.stage.last else {}
 
     def merge(self, stats: Stats) -> Stats:
         merged = self.inner.merge(stats | self.measured)
@@ -88,8 +88,8 @@ class Staged(Around):
         return one._replace(mine=one.mine and self._first(key.rpartition("/")[2]))
 
     def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        told = self.line.tell({key: (NAMES[dtype], shape) for key, (dtype, shape) in mine.items()})
-        return {key: (DTYPES[name], tuple(shape)) for one in told for key, (name, shape) in one.items()}
+        specs = self.line.tell({key: (NAMES[dtype], shape) for key, (dtype, shape) in mine.items()})
+        return {key: (DTYPES[name], tuple(shape)) for one in specs for key, (name, shape) in one.items()}
 
     @torch.no_grad()
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
@@ -191,8 +191,8 @@ class Passing(Generic[Result_co]):
 
     def _back(self, turn: Turn) -> None:
         x, out = self._kept.pop((turn.span, turn.part))
-        given = None if source(turn, *self.stage) is None else self._received(turn)
-        torch.autograd.backward(out, given)
+        gradient = None if source(turn, *self.stage) is None else self._received(turn)
+        torch.autograd.backward(out, gradient)
         taker = target(turn, *self.stage)
         if taker is not None:
             assert x is not None and x.grad is not None

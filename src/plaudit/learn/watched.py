@@ -22,7 +22,7 @@ WATCHED = "watched"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WatchedRows:
     """The rows of one pass in which a loss was computed, on the CPU."""
 
     tokens: Tensor  # (n,)
@@ -31,19 +31,19 @@ class Seen:
     logprobs: Tensor  # (n,) 0 where not trained
     entropy: Tensor | None  # (n,)
 
-    def of(self, groups: Tensor) -> Seen:
+    def of(self, groups: Tensor) -> WatchedRows:
         """Return the rows of these groups."""
         rows = torch.isin(self.group, groups)
         tokens = rows.repeat_interleave(self.lengths)
         entropy = None if self.entropy is None else self.entropy[tokens]
-        return Seen(self.tokens[tokens], self.lengths[rows], self.group[rows], self.logprobs[tokens], entropy)
+        return WatchedRows(self.tokens[tokens], self.lengths[rows], self.group[rows], self.logprobs[tokens], entropy)
 
 
 class Watched:
     """Keeps the sampled rows that watched losses read, until `taken` returns them."""
 
     def __init__(self) -> None:
-        self._seen: list[Seen] = []
+        self._seen: list[WatchedRows] = []
 
     def watching(self, loss: LossFn) -> LossFn:
         """Return a loss of equal value that also keeps sampled rows' log-probs and entropies, if gradients are on."""
@@ -52,16 +52,16 @@ class Watched:
             if output.logprobs is not None and batch.version is not None and torch.is_grad_enabled():
                 entropy = None if output.entropy is None else _kept(output.entropy)
                 rows = (_kept(batch.tokens), _kept(batch.lengths), _kept(batch.group))
-                self._seen.append(Seen(*rows, _kept(output.logprobs), entropy))
+                self._seen.append(WatchedRows(*rows, _kept(output.logprobs), entropy))
             return loss(output, batch)
 
         return watched
 
-    def taken(self, groups: Sequence[int]) -> list[Seen]:
+    def taken(self, groups: Sequence[int]) -> list[WatchedRows]:
         """Return the kept rows of these groups, in the order of passes ([] without groups), and forget all rows."""
-        seen, self._seen = self._seen, []
+        rows, self._seen = self._seen, []
         wanted = torch.tensor(groups, dtype=torch.int64)
-        return [one.of(wanted) for one in seen if groups]
+        return [one.of(wanted) for one in rows if groups]
 
 
 def _kept(column: Tensor) -> Tensor:

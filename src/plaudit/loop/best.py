@@ -64,7 +64,7 @@ class Best:
         """True if this step's evaluation is the best so far."""
         return self.step == progress.step
 
-    def told(self, *, early: bool) -> list[str]:
+    def summary(self, *, early: bool) -> list[str]:
         """Return lines to print at the end of a run. `early`: the run had further steps planned."""
         ended = [f"ended early: no better in {self.stood} evaluations"] if early and self.exhausted else []
         value = rounded(self.value, ".4f")
@@ -75,8 +75,8 @@ class Best:
         if self.figure is None:
             return None
         value = None if self.step is None else self.value
-        kept = {"figure": self.figure, "step": self.step, "checkpoint": self.checkpoint, "value": value}
-        return kept | {"stood": self.stood}
+        state = {"figure": self.figure, "step": self.step, "checkpoint": self.checkpoint, "value": value}
+        return state | {"stood": self.stood}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Continue from a saved state, unless it belongs to another figure."""

@@ -107,7 +107,7 @@ class Copies:
         except CopyError:
             raise
         except Exception as error:  # each kind of storage has its own
-            told = f"{self.there.name} (save.to) failed: {type(error).__name__}: {error}"
+            failure = f"{self.there.name} (save.to) failed: {type(error).__name__}: {error}"
             raise CopyError(
-                f"{told}. The run's folder has its checkpoints: resume=latest continues and carries them"
+                f"{failure}. The run's folder has its checkpoints: resume=latest continues and carries them"
             ) from error

@@ -15,7 +15,7 @@ from plaudit.algorithms.figures import whole_stats
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.scorer import Scorer
-from plaudit.learn.watched import WATCHED, Seen, Watched
+from plaudit.learn.watched import WATCHED, Watched, WatchedRows
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.worker_group import WorkerGroup
 from plaudit.types import Role, Stats
@@ -131,7 +131,7 @@ class Models:
         """True if trained weights and an EMA reference are finite on all ranks; `whole`: frozen ones, moments too."""
         return all([await model.sound(whole=whole) for model in self.saved.values()])
 
-    async def seen(self, groups: Sequence[int]) -> list[Seen]:
+    async def watched_rows(self, groups: Sequence[int]) -> list[WatchedRows]:
         """Return the policy's log-probs and entropies of these groups since the last call; [] if none are watched."""
         if self.watched is None:
             return []
@@ -169,10 +169,10 @@ class Models:
         at_once = [[home[0] for home in homes]] if len(homes) == len(models) else [[model] for _, model in models]
         for some in at_once:
             prepared += some
-            for told in await together(model.prepare(batch, step, self.rate) for model in some):
+            for stats_of_one in await together(model.prepare(batch, step, self.rate) for model in some):
                 if stats.get("skipped") or stats.get("halted"):
                     return prepared, stats
-                stats |= told
+                stats |= stats_of_one
             if stats["skipped"] or stats["halted"]:
                 break
         return prepared, stats

@@ -39,11 +39,11 @@ class OnlineSource:
         *,
         prompts_per_step: int,
         max_lag: int = 0,
-        mended: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]] | None = None,
+        repair: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]] | None = None,
     ):
-        """`mended` waits for the groups' rewards if too many failed, and may raise (`outage.py`)."""
+        """`repair` waits for the groups' rewards if too many failed, and may raise (`outage.py`)."""
         self.prompts, self.cursor, self.rollouter, self.algorithm = prompts, cursor, rollouter, algorithm
-        self.prompts_per_step, self.mended = prompts_per_step, mended
+        self.prompts_per_step, self.repair = prompts_per_step, repair
         self.slots = asyncio.Semaphore((max_lag + 1) * prompts_per_step)
         self.drawn = 0
         """Prompts started."""
@@ -78,34 +78,34 @@ class OnlineSource:
             self._feeder = asyncio.create_task(self._feed())
             self._feeder.add_done_callback(lambda feeder: self._started.set())
         first, waited = self.consumed, 0.0
-        seen: list[Group] = []
+        groups: list[Group] = []
         made, keep = list[list[Row]](), list[bool]()
         expected, most = self.prompts_per_step, int(MAX_REDRAW * self.prompts_per_step)
-        while len(seen) < expected:
-            seen.append(await self._oldest())
-            if len(seen) == expected and self.mended is not None:
+        while len(groups) < expected:
+            groups.append(await self._oldest())
+            if len(groups) == expected and self.repair is not None:
                 began = time.monotonic()
-                old, seen = seen, list(await self.mended(seen))
-                for number in (n for n, stays in enumerate(keep) if stays and seen[n] is not old[n]):
-                    made[number] = self.algorithm.rows(seen[number])
+                old, groups = groups, list(await self.repair(groups))
+                for number in (n for n, stays in enumerate(keep) if stays and groups[n] is not old[n]):
+                    made[number] = self.algorithm.rows(groups[number])
                 waited += time.monotonic() - began
             # A group with failed rewards has a known signal only after the step has waited for them.
-            while len(keep) < len(seen) and (len(seen) == expected or not failed([seen[len(keep)]])):
-                made.append(self.algorithm.rows(seen[len(keep)]))
+            while len(keep) < len(groups) and (len(groups) == expected or not failed([groups[len(keep)]])):
+                made.append(self.algorithm.rows(groups[len(keep)]))
                 keep.append(bool(made[-1]) or expected >= most)
                 if not keep[-1]:  # its slot goes to a further prompt that this step waits for, so none is left running
                     expected += 1
                     self.slots.release()
-        kept = tuple(group for group, whether in zip(seen, keep, strict=True) if whether)
-        replaced = tuple(group for group, whether in zip(seen, keep, strict=True) if not whether)
+        trained = tuple(group for group, whether in zip(groups, keep, strict=True) if whether)
+        replaced = tuple(group for group, whether in zip(groups, keep, strict=True) if not whether)
         batch = batch_of([row for part in made for row in part], self.algorithm.unit)
         stats = {"groups/dropped": float(made.count([])), "empty": float(batch is None), "time/outage": waited}
         return Delivery(
             batch=batch,
             epoch=first // self.cursor.length + 1,
             epochs_done=self.consumed / self.cursor.length,
-            stats=rollout_figures(seen) | stats,
-            groups=kept,
+            stats=rollout_figures(groups) | stats,
+            groups=trained,
             dropped=replaced,
         )
 

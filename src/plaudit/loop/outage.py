@@ -55,7 +55,7 @@ class Outage:
         self._say, self._clock, self._sleep = say, clock, sleep
         self.listeners: list[Callable[[str], None]] = []
 
-    async def mended(self, groups: Sequence[Group]) -> list[Group]:
+    async def repaired(self, groups: Sequence[Group]) -> list[Group]:
         """As `waited`, and raise RewardFailureError if more than the allowed share of rewards still failed."""
         groups = await self.waited(groups)
         if self._share(groups) > self.most:

@@ -48,8 +48,8 @@ class LastingRollouter(Rollouter):
 class LastingSource(OnlineSource):
     """An `OnlineSource` whose delivered answers survive the loss of the nodes that sampled them."""
 
-    def __init__(self, *given: Any, lost: Lost, say: Callable[[str], None], **more: Any):
-        super().__init__(*given, **more)
+    def __init__(self, *arguments: Any, lost: Lost, say: Callable[[str], None], **more: Any):
+        super().__init__(*arguments, **more)
         self.lost, self.say = lost, say
 
     async def next(self) -> Delivery:
@@ -75,8 +75,8 @@ class LastingSource(OnlineSource):
             new = await together(self._drawn(groups[number]) for number in gone)
             for number, group in zip(gone, new, strict=True):
                 groups[number] = group
-            if self.mended is not None:
-                groups = list(await self.mended(groups))
+            if self.repair is not None:
+                groups = list(await self.repair(groups))
         return groups[:count]
 
     async def _drawn(self, group: Group) -> Group:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from plaudit.batch import Batch
-from plaudit.learn.watched import Seen
+from plaudit.learn.watched import WatchedRows
 from plaudit.loop.progress import Moment
 from plaudit.monitor.samples import Groups, Samples, guaranteed
 from plaudit.runtime.worker import AnswersLost
@@ -82,7 +82,7 @@ class Pieces:
 class RecordSamples:
     """Record each step's groups: those of validation, those learned from, and those that were dropped.
 
-    `decode` returns the text of tokens. `seen` returns the learner's log-probs and entropies of the given groups. It is
+    `decode` returns the text of tokens. `watched_rows` returns the learner's log-probs and entropies of groups. It is
     asked only for groups that fit into the step's share of the budget, so a large step costs no more than a small one.
     """
 
@@ -90,9 +90,9 @@ class RecordSamples:
         self,
         samples: Samples,
         decode: Callable[[Sequence[int]], str],
-        seen: Callable[[Sequence[int]], Awaitable[Sequence[Seen]]],
+        watched_rows: Callable[[Sequence[int]], Awaitable[Sequence[WatchedRows]]],
     ):
-        self.samples, self.pieces, self.seen = samples, Pieces(decode), seen
+        self.samples, self.pieces, self.watched_rows = samples, Pieces(decode), watched_rows
         self._validation: Sequence[Group] = ()
 
     def validated(self, groups: Sequence[Group]) -> None:
@@ -103,13 +103,13 @@ class RecordSamples:
         step, delivery, validation = moment.progress.step, moment.delivery, self._validation
         self._validation = ()
         kinds = {"validation": validation, "train": delivery.groups, "dropped": delivery.dropped}
-        fit, room = dict[str, list[Group]](), self.samples.room(step)
+        fit, space = dict[str, list[Group]](), self.samples.bytes_left(step)
         for kind, groups in kinds.items():
-            fit[kind], room = _first(groups, room, guaranteed(kind, step))
+            fit[kind], space = _first(groups, space, guaranteed(kind, step))
         wanted = [group.index for group in fit["train"]]
-        seen = await self.seen(wanted)
+        watched = await self.watched_rows(wanted)
         with suppress(AnswersLost):  # of a step that has been learned: it goes without a record
-            rows = row_columns(_of_groups(moment.batch, wanted), seen)
+            rows = row_columns(_of_groups(moment.batch, wanted), watched)
             made = {
                 kind: (len(groups), self._records(fit[kind], rows if kind == "train" else {}))
                 for kind, groups in kinds.items()
@@ -131,7 +131,7 @@ class RecordSamples:
 def recording(
     path: Path,
     decode: Callable[[Sequence[int]], str],
-    seen: Callable[[Sequence[int]], Awaitable[Sequence[Seen]]],
+    watched_rows: Callable[[Sequence[int]], Awaitable[Sequence[WatchedRows]]],
     *,
     budget: int,
     steps: int,
@@ -139,18 +139,18 @@ def recording(
 ) -> Iterator[RecordSamples]:
     """Yield a hook that records into a file of at most `budget` bytes (see `Samples`); close the file at the end."""
     with Samples(path, budget=budget, steps=steps, after=after) as samples:
-        yield RecordSamples(samples, decode, seen)
+        yield RecordSamples(samples, decode, watched_rows)
 
 
-def _first(groups: Sequence[Group], room: int, least: int) -> tuple[list[Group], int]:
+def _first(groups: Sequence[Group], space: int, least: int) -> tuple[list[Group], int]:
     """Return the first groups that fit into `room` bytes, at least `least` of them, and the room that is left."""
     for number, group in enumerate(groups):
         each = SIZE[0] + len(group.prompt.text) + len(group.prompt.answer or "")
         size = sum(each + SIZE[1] * len(response.tokens) for response in group.responses)
-        if size > room and number >= least:
-            return list(groups[:number]), room
-        room -= size
-    return list(groups), room
+        if size > space and number >= least:
+            return list(groups[:number]), space
+        space -= size
+    return list(groups), space
 
 
 def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
@@ -161,13 +161,13 @@ def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
     return batch.select(rows).landed() if len(rows) else None
 
 
-def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:
+def row_columns(batch: Batch | None, watched: Iterable[WatchedRows] = ()) -> dict[Key, list[Columns]]:
     """Return the columns of a batch's rows by key (group, tokens), {} without a batch; equal answers share a key. The
-    learner's log-probs are those before the first update (`proximal`) if set, else of the first pass in `seen`."""
+    learner's log-probs are those before the first update (`proximal`) if set, else of the first pass in `watched`."""
     if batch is None:
         return {}
     first: dict[Key, tuple[Any, Any]] = {}
-    for one in seen:
+    for one in watched:
         for key, logprobs, entropy in _rows(one.tokens, one.lengths, one.group, one.logprobs, one.entropy):
             first.setdefault(key, (logprobs, entropy))
     found: dict[Key, list[Columns]] = {}

@@ -23,10 +23,10 @@ class Every:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, given: Any) -> Every:
+    def of(cls, value: Any) -> Every:
         """Read `100`, "100 steps", "0.5 epochs", "10 minutes", a list of these, or None. Raises ValueError."""
         found: dict[str, Any] = {}
-        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+        for one in value if isinstance(value, list | tuple) else [] if value is None else [value]:
             text = f"{one} steps" if isinstance(one, int) and not isinstance(one, bool) else str(one)
             match = INTERVAL.fullmatch(text)
             number, unit = (float(match[1]), match[2]) if match else (0.0, "")

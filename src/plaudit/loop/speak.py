@@ -40,16 +40,16 @@ class Speak:
         ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
         if step % self.every == 0 or step == 1 or ends or evaluated:
             self.reporter.step(step_line(moment.stats, self.bar))
-        told = []
+        texts = []
         for alarm in self.health.alarms(moment.stats):
             if self._noted({"step": step} | alarm.record):
-                told.append(alarm.text)
+                texts.append(alarm.text)
                 self.reporter.say(f"health: Step {step}: {alarm.text}")
             self.health.present.pop(alarm.sign)
         for sign, severity in self.health.present.items():
             self._noted({"step": step, "sign": sign, "severity": severity})
-        if told:
-            self.track.text(step, "health", "\n\n".join(told))
+        if texts:
+            self.track.text(step, "health", "\n\n".join(texts))
         for line in self.ledger.spans(step) if ends else ():
             self.reporter.say(f"health: {line}")
         return {}

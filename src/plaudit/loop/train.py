@@ -43,7 +43,7 @@ class Ending:
         """True if weights have moved, by whole updates of all models: the present state can be saved."""
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Keep the first exception raised inside if the step's work can be saved. Otherwise raise it at once, as well
         as errors after which the run may go back to a checkpoint."""
         try:
@@ -97,13 +97,13 @@ async def train(
             delivery = await source.next()
         sampled = learned = time.perf_counter()
         batch, stats = delivery.batch, Stats()
-        with ending.kept():
+        with ending.deferred():
             async with training():
                 batch, stats = await learn(models, delivery, memory, ending, step=progress.step, seed=seed)
                 learned = time.perf_counter()
         await check_weights(models, progress.step + 1)
         if ending.error is None:
-            with ending.kept():
+            with ending.deferred():
                 stats = stats | await publish(progress.step + 1)
         before, clock = clock, time.perf_counter()
         seconds = clock - started
@@ -117,9 +117,9 @@ async def train(
             last = not failed and until(progress)  # `until` is asked again: an evaluation may end the run,
             stopping = not last and (failed or stop())  # and a signal during one still gets its checkpoint
             moment = replace(moment, stats=stats, last=last, stopping=stopping, failed=failed)
-            with ending.kept():
+            with ending.deferred():
                 stats = stats | await figures_of(hook, moment)
-        with ending.kept():
+        with ending.deferred():
             await source.done(delivery)
         if ending.error is not None:
             raise ending.error
@@ -130,8 +130,8 @@ async def train(
 
 async def figures_of(hook: Hook, moment: Moment) -> Stats:
     """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
-    told, name = hook(moment), name_of(hook)
-    return plain((await told if isawaitable(told) else told) or {}, f"the figures of the hook {name}")
+    figures, name = hook(moment), name_of(hook)
+    return plain((await figures if isawaitable(figures) else figures) or {}, f"the figures of the hook {name}")
 
 
 async def learn(
@@ -181,7 +181,7 @@ async def update(models: Models, batch: Batch, ending: Ending, *, step: int, see
         for mini in batch.split(min(parts, units), order=order):
             if batch.trainable.any() and not mini.trainable.any():
                 continue
-            with ending.kept():
+            with ending.deferred():
                 taken.append(await _one_update(models, models.objective.weigh(mini).trained(), ending, step))
             if ending.error is not None or taken[-1]["halted"]:
                 return _over_updates(taken)

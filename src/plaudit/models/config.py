@@ -69,10 +69,10 @@ class DecoderConfig:
         return self.layers * layer + width * embedded + norm
 
     def __post_init__(self) -> None:
-        given = asdict(self)
+        values = asdict(self)
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions"):
-            if given[name] < 1:
-                raise ValueError(f"{self.family}: {name}={given[name]} must be at least 1.")
+            if values[name] < 1:
+                raise ValueError(f"{self.family}: {name}={values[name]} must be at least 1.")
         if not self.rope_theta > 0:
             raise ValueError(f"{self.family}: rope_theta={self.rope_theta} must be above 0.")
         if not self.init_std >= 0:

@@ -50,8 +50,8 @@ def weight_files(folder: Path) -> list[Path]:
         beside = re.compile(r"[^/\\]+\.safetensors")
         strange = [name for name in names if not isinstance(name, str) or not beside.fullmatch(name)]
         if strange or not names:
-            told = f"lists {strange[0]!r}, which is no safetensors file beside it" if strange else "lists no file"
-            raise ValueError(f"{index} {told}. Copy or save the model again.")
+            fault = f"lists {strange[0]!r}, which is no safetensors file beside it" if strange else "lists no file"
+            raise ValueError(f"{index} {fault}. Copy or save the model again.")
         names = sorted(set(names))
         missing = [name for name in names if not (folder / name).exists()]
         if missing:

@@ -172,5 +172,5 @@ def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
     generation = read_json(path) if path is not None and path.exists() else {}
     several = end_ids_of(config, generation)
     bos, pad = config.get("bos_token_id"), config.get("pad_token_id")
-    kept = {key: value for key, value in generation.items() if key not in OURS}
-    return SpecialTokens(bos=bos, eos=several, pad=pad, generation=kept)
+    others = {key: value for key, value in generation.items() if key not in OURS}
+    return SpecialTokens(bos=bos, eos=several, pad=pad, generation=others)

@@ -228,10 +228,10 @@ def _misfit(folder: Path, names: Iterable[str]) -> str:
     """Return an error message: which keys of peft's config, and which of these names, do not match our adapters."""
     config: Mapping[str, Any] = read_json(folder / CONFIG)
     keys = ("target_modules", "exclude_modules", "modules_to_save")
-    told = ", ".join(f"{key}={config[key]!r}" for key in keys if config.get(key))
+    options = ", ".join(f"{key}={config[key]!r}" for key in keys if config.get(key))
     modules = sorted({re.sub(r"\.(lora_\w+|base_layer)(\..*)?$", "", name).removeprefix(PREFIX) for name in names})
     return (
-        f"{folder / CONFIG} has {told}, which differs from the model's adapters at {', '.join(modules[:3])}"
+        f"{folder / CONFIG} has {options}, which differs from the model's adapters at {', '.join(modules[:3])}"
         f"{' ...' if len(modules) > 3 else ''}. Here every layer has an adapter on each named projection, and nothing "
         "else has one. Merge the adapters with peft, or give the model that they belong to."
     )

@@ -66,8 +66,8 @@ class Mesh:
         return layer * self.pipeline * self.spans // layers
 
     def __str__(self) -> str:
-        given = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
-        return " ".join(given) or "data=1"
+        axes = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
+        return " ".join(axes) or "data=1"
 
 
 @dataclass(frozen=True, slots=True)

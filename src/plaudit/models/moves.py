@@ -60,12 +60,12 @@ class Moves:
         for names, sends in self.alike:
             yield from (Move(name, *send) for name in names for send in sends)
 
-    def given(self, source: int) -> list[Move]:
+    def sent_by(self, source: int) -> list[Move]:
         """Return the moves whose source is this rank, in the order of the stored tensors."""
         mine: dict[str, list[tuple[Box, int, int]]] = {}
         for names, sends in self.alike:
-            given = [send for send in sends if send[1] == source]
-            mine |= dict.fromkeys(names, given)
+            own = [send for send in sends if send[1] == source]
+            mine |= dict.fromkeys(names, own)
         return [Move(name, *send) for name in self.one.parts for send in mine[name]]
 
     def _sends(self, name: str) -> Iterator[tuple[Box, int, int]]:
@@ -79,12 +79,12 @@ class Moves:
             for theirs in rows[low:high]:
                 if (shared := overlap(theirs, box)) is None:
                     continue
-                given = [(source, both) for source, part in shares[theirs] if (both := overlap(part, shared))]
+                sources = [(source, both) for source, part in shares[theirs] if (both := overlap(part, shared))]
                 for target in targets:
                     if not self.apart and target in held[theirs]:
                         yield shared, target, target
                     else:
-                        yield from ((both, source, target) for source, both in given)
+                        yield from ((both, source, target) for source, both in sources)
 
 
 def holders(layout: Layout, name: str) -> dict[Box, list[int]]:

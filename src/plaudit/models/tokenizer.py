@@ -89,15 +89,15 @@ def _try(path: str, folder: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, timeout=10 * SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        code, told = -signal.SIGXCPU, ""
+        code, error = -signal.SIGXCPU, ""
     else:
-        code, told = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        code, error = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     if code == -signal.SIGXCPU:
-        told = f"it takes more than {SECONDS} s for a text of a line, or to compile its chat template"
-    elif code < 0 or told in ("", "MemoryError"):
-        told = f"it takes more than {MEMORY >> 30} GiB of memory, or crashes"
+        error = f"it takes more than {SECONDS} s for a text of a line, or to compile its chat template"
+    elif code < 0 or error in ("", "MemoryError"):
+        error = f"it takes more than {MEMORY >> 30} GiB of memory, or crashes"
     if code:
-        raise ValueError(f"The tokenizer of {path} does not work: {told}. Copy or save it again, or take another.")
+        raise ValueError(f"The tokenizer of {path} does not work: {error}. Copy or save it again, or take another.")
 
 
 def tokenizer_class(folder: Path) -> Any:

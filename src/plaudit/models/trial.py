@@ -51,8 +51,8 @@ def templates(folder: Path) -> list[str]:
     files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
     found = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
     if (path := folder / "tokenizer_config.json").is_file():
-        given = json.loads(path.read_text(encoding="utf-8")).get("chat_template") or []
-        several = [given] if isinstance(given, str) else [one.get("template", "") for one in given]
+        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template") or []
+        several = [template] if isinstance(template, str) else [one.get("template", "") for one in template]
         found += [text for text in several if isinstance(text, str)]
     return found
 
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     except BaseException as error:  # noqa: BLE001 - a panic of Rust is no Exception
-        told = str(error).strip() or type(error).__name__
-        os.write(2, told.splitlines()[-1].encode(errors="replace"))
+        message = str(error).strip() or type(error).__name__
+        os.write(2, message.splitlines()[-1].encode(errors="replace"))
         os._exit(1)

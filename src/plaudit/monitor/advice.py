@@ -19,8 +19,8 @@ def advised(
     items: Iterable[str | Mapping[str, str]], settings: Mapping[str, Any] | None, rewards: Mapping[str, str]
 ) -> str:
     """Return one sentence. `settings` are by dotted key; None if they are not known. `rewards`: kinds by name."""
-    told = "; ".join(_told(items, settings, rewards))
-    return f"{told[:1].upper()}{told[1:]}{'.' * bool(told)}"
+    text = "; ".join(_told(items, settings, rewards))
+    return f"{text[:1].upper()}{text[1:]}{'.' * bool(text)}"
 
 
 def named(rewards: Mapping[str, str]) -> str:

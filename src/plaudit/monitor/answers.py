@@ -143,8 +143,8 @@ class Answers:
             every = -(-(last - first + 1) // COLUMNS)
             counts = [[0] * bins for _ in range((last - first) // every + 1)]
             places = f"(step - ?) / ?, min(?, CAST((reward - ?) * ? AS INTEGER)), count(*) {of} GROUP BY 1, 2"
-            given = (first, every, bins - 1, low, bins / (high - low), kind)
-            for column, row, number in database.execute(f"SELECT {places}", given):
+            bound = (first, every, bins - 1, low, bins / (high - low), kind)
+            for column, row, number in database.execute(f"SELECT {places}", bound):
                 counts[column][row] = number
         found = {"first": first, "every": every, "low": low, "high": high, "bins": bins, "counts": counts}
         return found | {"total": total, "indexed": share}
@@ -267,14 +267,14 @@ def _add(database: sqlite3.Connection, path: Path, lines: list[tuple[int, bytes]
     rows, texts = [], []
     for number, (at, line) in enumerate(lines, first):
         record = answer_of(path, at, line)
-        told = record.get("parts") or {}
-        for name in told.keys() - parts.keys():
+        found_parts = record.get("parts") or {}
+        for name in found_parts.keys() - parts.keys():
             parts[name] = len(parts)
             database.execute("INSERT INTO parts VALUES (?, ?)", (name, parts[name]))
             database.execute(f"ALTER TABLE answers ADD COLUMN part{parts[name]} REAL")
         versions = record.get("versions") or [None]
         plain = [record.get(name) for name in ("step", "kind", "prompt_id", "reward", "advantage", "tokens")]
-        rows.append((number, at, *plain, versions[0], record.get("finish"), told))
+        rows.append((number, at, *plain, versions[0], record.get("finish"), found_parts))
         texts.append((number, record.get("prompt"), record.get("completion")))
     names = sorted(parts, key=parts.__getitem__)
     marks = ",".join("?" * (10 + len(names)))
@@ -289,10 +289,10 @@ def _add(database: sqlite3.Connection, path: Path, lines: list[tuple[int, bytes]
 
 
 def _where(question: Query, parts: dict[str, int]) -> tuple[str, list[Any]]:
-    given = {"step": question.step, "kind": question.kind or None, "finish": question.finish or None}
-    given["prompt_id"] = question.prompt_id
-    terms = [f"{name} = ?" for name, value in given.items() if value is not None]
-    values: list[Any] = [value for value in given.values() if value is not None]
+    wanted = {"step": question.step, "kind": question.kind or None, "finish": question.finish or None}
+    wanted["prompt_id"] = question.prompt_id
+    terms = [f"{name} = ?" for name, value in wanted.items() if value is not None]
+    values: list[Any] = [value for value in wanted.values() if value is not None]
     for name, least, most in question.limits:
         for sign, bound in ((">=", least), ("<=", most)):
             if bound is not None:

@@ -37,7 +37,7 @@ MOST = 500
 """Answers of one request."""
 REFUSED = (ValueError, OverflowError, TypeError, AttributeError, RecursionError, OSError)
 """What reading a request or a run's files raises for what is not as a run writes it."""
-Given = Mapping[str, str]
+Parameters = Mapping[str, str]
 
 
 class RunsReader:
@@ -50,9 +50,9 @@ class RunsReader:
         self._answers: dict[Path, Answers] = {}
         self._lock = threading.Lock()
 
-    def run(self, given: Given) -> Path:
+    def run(self, parameters: Parameters) -> Path:
         """Return a run's folder. Raises LookupError for a name that is not in the list of runs."""
-        name = given.get("run", "")
+        name = parameters.get("run", "")
         try:
             return runs_in(self.folder)[name]
         except KeyError:
@@ -63,26 +63,26 @@ class RunsReader:
             followed = self._followed.setdefault(path, Followed(path))
         return followed.look()  # a file of one run keeps those of others waiting for nothing
 
-    def runs(self, given: Given) -> Any:
+    def runs(self, parameters: Parameters) -> Any:
         return {
             "folder": str(self.folder.resolve()),
             "runs": [summary(name, path) for name, path in runs_in(self.folder).items()],
         }
 
-    def metrics(self, given: Given) -> Any:
-        run = self.run(given)
+    def metrics(self, parameters: Parameters) -> Any:
+        run = self.run(parameters)
         return columns(joined(self.records(run / "metrics.jsonl"), self.records(run / EVALUATED)))
 
-    def health(self, given: Given) -> Any:
-        return list(Ledger(self.records(self.run(given) / "health.jsonl")).entries.values())
+    def health(self, parameters: Parameters) -> Any:
+        return list(Ledger(self.records(self.run(parameters) / "health.jsonl")).entries.values())
 
-    def events(self, given: Given) -> Any:
-        return self.records(self.run(given) / "events.jsonl")[-EVENTS:]
+    def events(self, parameters: Parameters) -> Any:
+        return self.records(self.run(parameters) / "events.jsonl")[-EVENTS:]
 
-    def settings(self, given: Given) -> Any:
-        return settings_of(self.run(given))
+    def settings(self, parameters: Parameters) -> Any:
+        return settings_of(self.run(parameters))
 
-    def table(self, given: Given) -> Any:
+    def table(self, parameters: Parameters) -> Any:
         with self._lock:
             runs = runs_in(self.folder)
             files = (path / name for path in runs.values() for name in ("metrics.jsonl", EVALUATED))
@@ -90,44 +90,44 @@ class RunsReader:
             best = self._best
         return table(runs, lambda run: [best[run / "metrics.jsonl"], best[run / EVALUATED]])
 
-    def answers_of(self, given: Given) -> Answers:
-        path = self.run(given) / "samples.jsonl"
+    def answers_of(self, parameters: Parameters) -> Answers:
+        path = self.run(parameters) / "samples.jsonl"
         with self._lock:
             return self._answers.setdefault(path, Answers(path))
 
-    def steps(self, given: Given) -> Any:
+    def steps(self, parameters: Parameters) -> Any:
         names = ("step", "answers", "groups", "of")
-        found = [asdict(one) for one in self.answers_of(given).steps()]
+        found = [asdict(one) for one in self.answers_of(parameters).steps()]
         return {name: [one[name] for one in found] for name in names}
 
-    def rewards(self, given: Given) -> Any:
-        return self.answers_of(given).rewards(given.get("kind", "train"))
+    def rewards(self, parameters: Parameters) -> Any:
+        return self.answers_of(parameters).rewards(parameters.get("kind", "train"))
 
-    def answers(self, given: Given) -> Any:
-        return self.answers_of(given).find(question(given)).json()
+    def answers(self, parameters: Parameters) -> Any:
+        return self.answers_of(parameters).find(question(parameters)).json()
 
-    def answer(self, given: Given) -> Any:
-        return self.answers_of(given).one(int(given.get("at", "-1")))
+    def answer(self, parameters: Parameters) -> Any:
+        return self.answers_of(parameters).one(int(parameters.get("at", "-1")))
 
 
-def question(given: Given) -> Query:
+def question(parameters: Parameters) -> Query:
     """Read a query from a URL's parameters. Raises ValueError if one that must be a number is not."""
 
     def number(name: str) -> float | None:
-        return float(given[name]) if given.get(name) else None
+        return float(parameters[name]) if parameters.get(name) else None
 
-    field = given.get("field")
+    field = parameters.get("field")
     return Query(
-        step=int(given["step"]) if given.get("step") else None,
-        kind=given.get("kind", ""),
-        finish=given.get("finish", ""),
-        prompt_id=given.get("prompt") or None,
-        words=given.get("words", "")[:1000],
+        step=int(parameters["step"]) if parameters.get("step") else None,
+        kind=parameters.get("kind", ""),
+        finish=parameters.get("finish", ""),
+        prompt_id=parameters.get("prompt") or None,
+        words=parameters.get("words", "")[:1000],
         limits=((field, number("least"), number("most")),) if field else (),
-        sort=given.get("sort", ""),
-        descending=given.get("order") != "rising",
-        offset=max(0, int(given.get("offset", "0"))),
-        count=min(MOST, max(1, int(given.get("count", PAGE)))),
+        sort=parameters.get("sort", ""),
+        descending=parameters.get("order") != "rising",
+        offset=max(0, int(parameters.get("offset", "0"))),
+        count=min(MOST, max(1, int(parameters.get("count", PAGE)))),
     )
 
 
@@ -153,7 +153,7 @@ def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: s
     def export(request: Request) -> Response:
         try:
             reader.run(request.query_params)
-            text = exported(lambda what, given: answers[what](given), request.query_params)
+            text = exported(lambda what, parameters: answers[what](parameters), request.query_params)
         except LookupError as error:
             return PlainTextResponse(visible(str(error.args[0]), line=True), 404)
         except REFUSED as error:
@@ -172,7 +172,7 @@ def _file(request: Request) -> Response:
     return FileResponse(WEB / name)
 
 
-def _json(ask: Callable[[Given], Any]) -> Callable[[Request], Response]:
+def _json(ask: Callable[[Parameters], Any]) -> Callable[[Request], Response]:
     """Return an endpoint, which Starlette runs in a thread: `ask`'s result as JSON, or status 404 or 400."""
 
     def answer(request: Request) -> Response:

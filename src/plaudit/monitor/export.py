@@ -30,9 +30,9 @@ def exported(ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, s
     """Return the file. `state` is the page's, as its address has it; `ask` answers as the server does."""
     found: dict[str, Any] = {}
 
-    def keep(what: str, **given: str) -> Any:
-        given = {name: value for name, value in given.items() if value != ""}
-        found[_key(what, given)] = answer = ask(what, given)
+    def keep(what: str, **parameters: str) -> Any:
+        parameters = {name: value for name, value in parameters.items() if value != ""}
+        found[_key(what, parameters)] = answer = ask(what, parameters)
         return answer
 
     run, state = state["run"], dict(state)
@@ -68,9 +68,9 @@ def shell() -> str:
     return rendered("index", policy="", carried=None, styles=STYLES, scripts=SCRIPTS)
 
 
-def _key(what: str, given: Mapping[str, str]) -> str:
+def _key(what: str, parameters: Mapping[str, str]) -> str:
     """Return the key of a server's answer, as base.js makes it."""
-    return json.dumps([what, *sorted(given.items())], ensure_ascii=False, separators=(",", ":"))
+    return json.dumps([what, *sorted(parameters.items())], ensure_ascii=False, separators=(",", ":"))
 
 
 def _joined(carried: Mapping[str, Any]) -> str:

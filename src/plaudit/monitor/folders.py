@@ -68,13 +68,13 @@ def runs_in(folder: Path) -> dict[str, Path]:
     return {visible(name, line=True): runs[name] for name in newest}
 
 
-def _folders(folder: Path, name: str, depth: int, seen: set[tuple[int, int]]) -> Iterator[tuple[str, Path]]:
+def _folders(folder: Path, name: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[tuple[str, Path]]:
     """Yield the name and the path of each folder, once even if links lead to it again."""
     try:
         found = folder.stat()
-        if (found.st_dev, found.st_ino) in seen:
+        if (found.st_dev, found.st_ino) in visited:
             return
-        seen.add((found.st_dev, found.st_ino))
+        visited.add((found.st_dev, found.st_ino))
         with os.scandir(folder) as entries:
             inner = [one.name for one in islice(entries, ENTRIES) if not one.name.startswith(".") and _is_folder(one)]
     except OSError:
@@ -82,7 +82,7 @@ def _folders(folder: Path, name: str, depth: int, seen: set[tuple[int, int]]) ->
     yield name, folder
     if depth and "checkpoints" not in inner:
         for one in sorted(inner):
-            yield from _folders(folder / one, one if name == "." else f"{name}/{one}", depth - 1, seen)
+            yield from _folders(folder / one, one if name == "." else f"{name}/{one}", depth - 1, visited)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -123,7 +123,7 @@ def _progress(folder: Path) -> dict[str, Any]:
     """Return a run's state, step and number of steps, and in `last` the line with which it failed or was stopped."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
-    kind, why = told[-1] if (told := _TOLD.findall(log)) else ("", "")
+    kind, why = ends[-1] if (ends := _TOLD.findall(log)) else ("", "")
     state = "running" if time.time() - changed(folder) < SILENT else "silent"
     if kind == "done:":
         state = "done"
@@ -220,17 +220,17 @@ def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Return figures as columns, with None for a step that lacks the figure. Of a long run, they have every n-th
     step."""
     every = max(1, -(-len(records) // POINTS))
-    kept = records[::every]
-    if records and kept[-1] is not records[-1]:
-        kept.append(records[-1])
-    told = dict.fromkeys(name for one in kept for name, value in one.items() if value is None or finite(value) == value)
-    names = dict(islice(told.items(), NAMES))
+    thinned = records[::every]
+    if records and thinned[-1] is not records[-1]:
+        thinned.append(records[-1])
+    items = (item for one in thinned for item in one.items())
+    names = dict(islice(dict.fromkeys(name for name, value in items if value in (None, finite(value))).items(), NAMES))
     if every > 1:  # figures of few steps, such as a validation's, are not left out
         rare = [name for name in names if name.startswith(MEASURED)]
         more = [one for one in records if any(name in one for name in rare)]
         more = more[:: max(1, -(-len(more) // POINTS))]
-        kept = sorted({record["step"]: record for record in (*kept, *more)}.values(), key=lambda one: one["step"])
-    return {name: [finite(one.get(name)) for one in kept] for name in names}
+        thinned = sorted({record["step"]: record for record in (*thinned, *more)}.values(), key=lambda one: one["step"])
+    return {name: [finite(one.get(name)) for one in thinned] for name in names}
 
 
 def finite(value: Any) -> float | None:

@@ -199,11 +199,11 @@ def _misplanned(history: History, planned: Mapping[str, float]) -> Alarm:
         if seconds and median(seconds) - planned.get(name, 0.0) > more:
             part, more = name, median(seconds) - planned.get(name, 0.0)
     words = {"generate": "generation takes", "rewards": "rewards take", "learn": "learning takes"}
-    told = f": {words[part]} {more:.3g} s more than profiled" if part else ""
+    slowest = f": {words[part]} {more:.3g} s more than profiled" if part else ""
     return Alarm(
         "misplanned",
         now / (SLOWER * planned["step"]),
-        f"a step takes {now:.3g} s, planned {planned['step']:.3g} s{told}.",
+        f"a step takes {now:.3g} s, planned {planned['step']:.3g} s{slowest}.",
         "Another program may keep the machine busy, answers may have become longer, or the profile is old.",
         "Measure again with `plaudit profile`, and look at the alternatives that `plaudit plan` prints.",
         {"now": now, "planned": planned["step"], "part": part, "more": more},

@@ -137,8 +137,8 @@ class Curve:
 
     def points(self) -> list[Point]:
         """Points (value, step) in the order of steps, with the first and the last one."""
-        kept = {point for stretch in self._stretches for point in stretch} | {self.first, self.last}
-        return sorted((point for point in kept if point is not None), key=lambda point: point[1])
+        chosen = {point for stretch in self._stretches for point in stretch} | {self.first, self.last}
+        return sorted((point for point in chosen if point is not None), key=lambda point: point[1])
 
 
 Point = tuple[float, int]

@@ -76,9 +76,9 @@ class History(dict[str, Series]):
         return next((name for name in self.truths if name in self), "")
 
 
-Seen = tuple[float, Mapping[str, float | str]]
+Finding = tuple[float, Mapping[str, float | str]]
 """A rule's severity (from 1 on it warns), and the numbers in its sentence."""
-FINE: Seen = (0.0, {})
+FINE: Finding = (0.0, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class HealthRule:
     name: str
     reads: tuple[str, ...]
     """Figures that it reads. Without the first one it is silent."""
-    look: Callable[[History], Seen]
+    look: Callable[[History], Finding]
     when: str
     """The limit, for a table."""
     saw: str
@@ -99,11 +99,11 @@ class HealthRule:
     least: int = RECENT
     """Fewest values of the first figure; with fewer, the rule is silent."""
 
-    def __call__(self, history: History) -> Seen:
+    def __call__(self, history: History) -> Finding:
         return self.look(history) if history[self.reads[0]].count >= self.least else FINE
 
 
-def _share(name: str, limit: float) -> Callable[[History], Seen]:
+def _share(name: str, limit: float) -> Callable[[History], Finding]:
     """Look at a share whose recent mean should stay below a limit."""
     return lambda history: (history[name].now / limit, {"now": history[name].now, "start": history[name].start})
 
@@ -119,20 +119,20 @@ def _per_token(history: History, kl: float, length: float) -> float:
     return kl / max(length, 1.0) / max(history["entropy"].start, 1e-2)
 
 
-def _entropy(history: History) -> Seen:
+def _entropy(history: History) -> Finding:
     entropy = history["entropy"]
     if history["reward/mean"].count == 0 or entropy.start <= 0:  # in supervised training it is meant to fall
         return FINE
     return 0.25 * entropy.start / max(entropy.now, 0.05 * entropy.start), {"now": entropy.now, "start": entropy.start}
 
 
-def _kl(history: History) -> Seen:
+def _kl(history: History) -> Finding:
     kl, length = history["kl/reference"], history["length/mean"]
     now = _per_token(history, kl.now, length.now)
     return now, {"now": kl.now, "token": kl.now / max(length.now, 1.0), "entropy": history["entropy"].start}
 
 
-def _hacking(history: History) -> Seen:
+def _hacking(history: History) -> Finding:
     truth = history[history.truth]
     judge = history["reward/judge" if "reward/judge" in history.keys() - set(history.truths) else "reward/mean"]
     length = min(len(truth.latest), len(judge.latest))
@@ -149,7 +149,7 @@ def _hacking(history: History) -> Seen:
     return worst
 
 
-def _idle_reward(history: History) -> Seen:
+def _idle_reward(history: History) -> Finding:
     """Compare the latest values with the oldest that are kept."""
     kl, reward, length = history["kl/reference"], history["reward/mean"], history["length/mean"]
     early, late = reward.latest[:SETTLED], reward.latest[-SETTLED:]
@@ -160,7 +160,7 @@ def _idle_reward(history: History) -> Seen:
     return (rise / 0.2 if _trend(early, late) < 1 else 0.0), numbers
 
 
-def _length(history: History) -> Seen:
+def _length(history: History) -> Finding:
     length = history["length/mean"]
     truth = history[history.truth]
     if truth.count < BEGIN + SETTLED:
@@ -172,13 +172,13 @@ def _length(history: History) -> Seen:
     return severity, {"truth": history.truth, **numbers}
 
 
-def _unfinished(history: History) -> Seen:
+def _unfinished(history: History) -> Finding:
     unfinished = history["unfinished"]
     grown = min(unfinished.now, unfinished.now - unfinished.start) / 0.2
     return max(unfinished.now / 0.5, grown), {"now": unfinished.now, "start": unfinished.start}
 
 
-def _clipping(history: History) -> Seen:
+def _clipping(history: History) -> Finding:
     """Require that the policy moves, too: a narrow clip, such as GSPO's, clips many tokens of a policy that hardly
     moves."""
     clipped, moved = history["clip_fraction"], history["kl/old"]
@@ -186,45 +186,45 @@ def _clipping(history: History) -> Seen:
     return min(clipped.now / 0.3, far), {"now": clipped.now, "start": clipped.start}
 
 
-def _sampler(history: History) -> Seen:
+def _sampler(history: History) -> Finding:
     """Allow a larger gap on old samples: fresh samples differ only by arithmetic, old ones also by learning since."""
     gap, age = history["kl/sampler"], history["lag/mean"].now
     allowed = FIRST_GAP if gap.count == 1 and age == 0 else FRESH_GAP + (OLD_GAP - FRESH_GAP) * min(age, 1.0)
     return gap.now / allowed, {"now": gap.now, "first": gap.begin[0], "age": age, "allowed": allowed}
 
 
-def _critic(history: History) -> Seen:
+def _critic(history: History) -> Finding:
     explained = history["explained_variance"]
     return 1 - fmean(explained.latest[-SETTLED:]), {"now": fmean(explained.latest[-SETTLED:])}
 
 
-def _centring(history: History) -> Seen:
+def _centring(history: History) -> Finding:
     mean, deviation = history["advantage/mean"], history["advantage/std"]
     size = fmean(abs(value) for value in mean.latest[-RECENT:])
     return size / max(deviation.now, 1e-6), {"now": mean.now, "deviation": deviation.now}
 
 
-def _skipped(history: History) -> Seen:
+def _skipped(history: History) -> Finding:
     recent = history["skipped"].latest[-4 * RECENT :]
     return sum(recent), {"now": sum(recent), "steps": float(len(recent))}
 
 
-def _halted(history: History) -> Seen:
+def _halted(history: History) -> Finding:
     recent = history["halted"].latest[-SETTLED:]
     steps = float(sum(value > 0 for value in recent))
     return steps / (0.5 * SETTLED), {"now": steps, "steps": float(len(recent))}
 
 
-def _outage(history: History) -> Seen:
+def _outage(history: History) -> Finding:
     seconds = history["time/outage"].latest[-1]
     return seconds, {"now": seconds}
 
 
-def _waits(name: str, limit: float) -> Callable[[History], Seen]:
+def _waits(name: str, limit: float) -> Callable[[History], Finding]:
     """Look at the share of a step's time in which one side waits for the other. Without lag both take turns, so waiting
     is normal."""
 
-    def look(history: History) -> Seen:
+    def look(history: History) -> Finding:
         waited, step, lag = history[name], history["time/step"], history["lag/mean"]
         part = waited.now / max(step.now, 1e-9) if lag.now > 0 else 0.0
         return part / limit, {"now": part}
@@ -232,14 +232,14 @@ def _waits(name: str, limit: float) -> Callable[[History], Seen]:
     return look
 
 
-def _loss(history: History) -> Seen:
+def _loss(history: History) -> Finding:
     loss = history["loss/policy"]
     if history["reward/mean"].count or loss.start <= 0:  # a policy gradient's loss measures nothing
         return FINE
     return loss.now / (1.5 * loss.start), {"now": loss.now, "start": loss.start}
 
 
-LOOKS: Mapping[str, Callable[[History], Seen]] = {
+LOOKS: Mapping[str, Callable[[History], Finding]] = {
     "entropy": _entropy,
     "kl": _kl,
     "idle reward": _idle_reward,

@@ -53,12 +53,12 @@ class Samples:
         self.path, self.budget, self.steps = path, budget, steps
         self._file: BinaryIO | None = None
         self._index: BinaryIO | None = None
-        kept = [one for one in stretches(path) if one.step <= after]
-        self._size = kept[-1].end if kept else 0
-        self._begun = max((one.end for one in kept if one.step <= 1), default=0)
+        before = [one for one in stretches(path) if one.step <= after]
+        self._size = before[-1].end if before else 0
+        self._begun = max((one.end for one in before if one.step <= 1), default=0)
         if path.exists():
             os.truncate(path, self._size)
-            replace_file(index_of(path), b"".join(_indexed(one) for one in kept))
+            replace_file(index_of(path), b"".join(_indexed(one) for one in before))
 
     def write(self, step: int, kinds: Mapping[str, tuple[int, Groups]]) -> None:
         """Record a step's groups: for each kind, such as "train", their number and their answers."""
@@ -79,7 +79,7 @@ class Samples:
         if step <= 1:
             self._begun = self._size
 
-    def room(self, step: int) -> int:
+    def bytes_left(self, step: int) -> int:
         """Most bytes that a step may take, besides groups that are recorded in any case (`guaranteed`)."""
         return max(0, self._limit(step) - self._size)
 

@@ -46,9 +46,9 @@ class JsonLines:
             return
         _repair(self.path)
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for number, line in enumerate(lines, 1) if _step(line, self.path, number) <= step]
-        if len(kept) < len(lines):
-            replace_file(self.path, b"".join(kept))
+        before = [line for number, line in enumerate(lines, 1) if _step(line, self.path, number) <= step]
+        if len(before) < len(lines):
+            replace_file(self.path, b"".join(before))
 
     def __enter__(self) -> Self:
         return self

@@ -63,8 +63,8 @@ def table(runs: Mapping[str, Path], files: Callable[[Path], Iterable[Best]]) -> 
     until, rows = time.monotonic() + PATIENCE, []
     for name, path in runs.items():
         figures = _figures(files(path)) if time.monotonic() < until else None
-        told = {key: settings[name][key][:LONG] for key in keys if key in settings[name]}
-        rows.append(summary(name, path) | {"settings": told, "figures": figures})
+        chosen = {key: settings[name][key][:LONG] for key in keys if key in settings[name]}
+        rows.append(summary(name, path) | {"settings": chosen, "figures": figures})
     pending = sum(row["figures"] is None for row in rows)
     return {"settings": keys, "figures": list(FIGURES), "rows": rows, "pending": pending}
 

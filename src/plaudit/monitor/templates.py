@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 WEB = Path(__file__).parent / "web"
 
 
-def rendered(name: str, **given: Any) -> str:
+def rendered(name: str, **values: Any) -> str:
     """Return the text of a template, `NAME.html.jinja`."""
-    return _templates().get_template(f"{name}.html.jinja").render(given)
+    return _templates().get_template(f"{name}.html.jinja").render(values)
 
 
 @cache

@@ -22,11 +22,11 @@ Sized = Callable[[int, int], float]
 """Of a mesh of data times tensor devices."""
 
 
-def problem_of(costs: Costs, devices: int, room: float, lag: int = 0) -> Problem:
+def problem_of(costs: Costs, devices: int, capacity: float, lag: int = 0) -> Problem:
     """Return a step's calls for the search, each after those that it needs, with all blocks and meshes that fit."""
     work, models = costs.work, {str(one.role): one for one in costs.models}
     calls: list[Call] = []
-    add = partial(_add, costs, calls, devices, room)
+    add = partial(_add, costs, calls, devices, capacity)
     if work.sampled:
         generate = lambda data, tensor: costs.generate(Placement(ray=True, workers=data), tensor)  # noqa: E731
         add("generate", costs.policy, generate, peak=lambda data, tensor: costs.cache(Placement(workers=data)) / tensor)
@@ -47,14 +47,14 @@ def problem_of(costs: Costs, devices: int, room: float, lag: int = 0) -> Problem
             after=tuple(call.name for call in calls if not call.name.endswith(" trains")),
             source=before if any(call.name == before for call in calls) else None,
         )
-    return Problem(tuple(calls), devices, room=room, lag=lag)
+    return Problem(tuple(calls), devices, capacity=capacity, lag=lag)
 
 
 def _add(
     costs: Costs,
     calls: list[Call],
     devices: int,
-    room: float,
+    capacity: float,
     name: str,
     config: DecoderConfig,
     seconds: Sized,
@@ -79,11 +79,11 @@ def _add(
         for tensor in cuts
         if tensor <= count
     )
-    options = [one for one in placed if one.held + one.peak <= room]
-    line, moves, slack = costs.line("network", devices), None, 0.0
+    options = [one for one in placed if one.held + one.peak <= capacity]
+    link, moves, slack = costs.link("network", devices), None, 0.0
     if source is not None:
-        moves, slack = (source, partial(_moved, line.latency, weights / line.bandwidth)), weights / line.bandwidth
-    calls.append(Call(name, undominated(options, 2 * (slack + line.latency) if moves else 0.0), after, moves))
+        moves, slack = (source, partial(_moved, link.latency, weights / link.bandwidth)), weights / link.bandwidth
+    calls.append(Call(name, undominated(options, 2 * (slack + link.latency) if moves else 0.0), after, moves))
 
 
 def _sharded(size: float, data: int, tensor: int) -> float:

@@ -16,7 +16,7 @@ from plaudit.models.config import DecoderConfig
 from plaudit.models.mesh import Mesh
 from plaudit.plan.held import Model, judges_of, models_of
 from plaudit.plan.placement import Placement
-from plaudit.plan.profile import Line, Profile
+from plaudit.plan.profile import Link, Profile
 from plaudit.plan.work import Amounts, Shape, Work, amounts, decoding, work_of
 from plaudit.settings.tree import Settings
 
@@ -108,7 +108,7 @@ class Costs:
         """Seconds from a step's first to its last token, by the slowest. `flowing`: of a worker whose slots further
         steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
         prefill, decode = self.profile.passes["policy/score"], self.profile.decode
-        summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency if tensor > 1 else 0.0
+        summed = 2 * self.policy.layers * self.link("all_reduce", tensor).latency if tensor > 1 else 0.0
 
         def seconds(shapes: Sequence[Shape]) -> float:
             return decoding(
@@ -150,7 +150,7 @@ class Costs:
         summed = 0.0
         if at.shards > 1:
             ring = _ring(at.shards) / (2 if at.sharded else 1)
-            summed = self.line("all_reduce", at.shards).seconds(4 * numbers / at.tensor * ring)
+            summed = self.link("all_reduce", at.shards).seconds(4 * numbers / at.tensor * ring)
         each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
         return epochs * parts * each
 
@@ -163,26 +163,26 @@ class Costs:
         config = self.config_of(role)
         if at.sharded:
             gathered = self.width * config.parameters / at.tensor * _ring(at.shards) / 2
-            seconds += moves * asked.passes * self.line("all_gather", at.shards).seconds(gathered)
+            seconds += moves * asked.passes * self.link("all_gather", at.shards).seconds(gathered)
         heads = config.head_dim * (config.heads + config.kv_heads)  # half of what goes there and back
         for ranks, rows in ((at.tensor, config.width / at.context), (at.context, heads / at.width / 2)):
             if ranks > 1:
-                size, line = self.width * rows * asked.tokens * _ring(ranks), self.line("all_reduce", ranks)
-                seconds += 2 * moves * config.layers * (line.latency * asked.passes + size / line.bandwidth)
+                size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", ranks)
+                seconds += 2 * moves * config.layers * (link.latency * asked.passes + size / link.bandwidth)
         return seconds
 
-    def line(self, name: str, ranks: int) -> Line:
+    def link(self, name: str, ranks: int) -> Link:
         """The named line; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
-        lines = self.profile.lines
-        name = "network" if "network" in lines and ranks > self.profile.devices else name
-        return lines.get(name, lines["all_reduce"])
+        links = self.profile.links
+        name = "network" if "network" in links and ranks > self.profile.devices else name
+        return links.get(name, links["all_reduce"])
 
     def _called(self, at: Placement) -> float:
         return self.profile.call if at.ray else 0.0
 
     def _publish(self, at: Placement) -> float:
         size = self.models[0].published
-        return self.profile.lines["store"].seconds(size) if at.ray else size / 4e9
+        return self.profile.links["store"].seconds(size) if at.ray else size / 4e9
 
     def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
         """Seconds of a step, and device-seconds of work in it."""

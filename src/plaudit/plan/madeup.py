@@ -80,8 +80,8 @@ class MadeUp:
         """Amounts of the rows that are learned from."""
         if not self.online:
             return amounts([shape_of(item) for item in groups])
-        kept = trained_rows(self.settings)
-        return amounts([(prompt, answers[:kept]) for prompt, answers in map(asked_of, groups)])
+        rows = trained_rows(self.settings)
+        return amounts([(prompt, answers[:rows]) for prompt, answers in map(asked_of, groups)])
 
 
 def asked_of(group: Group) -> Shape:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from plaudit.plan.madeup import MadeUp, asked_of, shape_of
-from plaudit.plan.profile import Curve, Line, Profile
+from plaudit.plan.profile import Curve, Link, Profile
 from plaudit.plan.work import Amounts, amounts
 from plaudit.runs.assemble import Job
 from plaudit.runs.machine import cores, memory_there
@@ -40,7 +40,7 @@ KEPT = 256
 SECONDS = 3.0
 """That the sizes of one curve may take; the first four are always measured."""
 TIMES = 5
-USUAL = {"store": Line(0.02, 3e8)}
+USUAL = {"store": Link(0.02, 3e8)}
 """Of a recipe without Ray: publishing to rollout workers on one machine."""
 BUSY = 0.3
 """Load a core from which a profile says that other programs were at work."""
@@ -65,16 +65,16 @@ def measure(
     finally:
         torch.set_num_threads(threads)
     say("sums between two processes")
-    told = meeting()
-    lines = {name: Line(*told[name]) for name in ("all_reduce", "all_gather")} | USUAL
-    crowded = max(1.0, told["crowded"]) if threads > 1 else 1.0
+    met = meeting()
+    links = {name: Link(*met[name]) for name in ("all_reduce", "all_gather")} | USUAL
+    crowded = max(1.0, met["crowded"]) if threads > 1 else 1.0
     if on_ray is not None and on_ray.samples:
         say("weights to rollout workers on Ray")
         call, store, ray = asyncio.run(_published(job, on_ray, say, size))
-        found, lines = replace(found, call=call, memory={**found.memory, "ray": ray}), lines | {"store": store}
+        found, links = replace(found, call=call, memory={**found.memory, "ray": ray}), links | {"store": store}
     else:
         notes.append("calls to other processes: usual values, since the recipe does not use Ray")
-    return replace(found, lines=lines, crowded=crowded, notes=(*notes, *found.notes), busy=load > BUSY)
+    return replace(found, links=links, crowded=crowded, notes=(*notes, *found.notes), busy=load > BUSY)
 
 
 def fitted(points: Points) -> tuple[float, ...]:
@@ -83,14 +83,14 @@ def fitted(points: Points) -> tuple[float, ...]:
     seconds = np.array([second for _, second in points])
     table = np.array([numbers for numbers, _ in points], dtype=float) / seconds[:, None]
     scale = np.maximum(np.abs(table).max(0), 1e-30)
-    kept = [column for column in range(table.shape[1]) if np.abs(table[:, column]).max() > 0]
+    columns = [column for column in range(table.shape[1]) if np.abs(table[:, column]).max() > 0]
     found = np.zeros(table.shape[1])
-    while kept:
-        solution = np.linalg.lstsq(table[:, kept] / scale[kept], np.ones(len(seconds)), rcond=None)[0]
+    while columns:
+        solution = np.linalg.lstsq(table[:, columns] / scale[columns], np.ones(len(seconds)), rcond=None)[0]
         if (solution >= 0).all():
-            found[kept] = solution / scale[kept]
+            found[columns] = solution / scale[columns]
             break
-        kept.pop(int(solution.argmin()))
+        columns.pop(int(solution.argmin()))
     return tuple(float(value) for value in found)
 
 
@@ -140,7 +140,7 @@ class _Measured:
             hardware=torch.cuda.get_device_name() if gpu else f"{processor()}, {cores()} cores",
             devices=torch.cuda.device_count() if gpu else cores(),
             gpu=gpu,
-            room=memory_there(gpu=gpu),
+            capacity=memory_there(gpu=gpu),
             decode=made.pop("decode", Curve((0.0,) * 3, (0.0,) * 3)),
             passes=made,
             updates=updates,
@@ -204,8 +204,8 @@ class _Measured:
     def _judges(self) -> Iterator[tuple[str, Callable[[Any], Amounts], Callable[[Any], Awaitable[Work]]]]:
         judges = {n: one for n, one in enumerate(self.settings.rewards) if one.kind == "judge" and self.made.online}
         most = self.settings.learn.score_tokens
-        for number, given in judges.items():
-            judge = self.executor.judge(given, self.job.tokenizer)
+        for number, reward in judges.items():
+            judge = self.executor.judge(reward, self.job.tokenizer)
 
             async def scores(groups: Any, judge: Any = judge) -> Work:
                 asked = [(one.prompt, [answer.completion for answer in one.responses]) for one in groups]
@@ -255,16 +255,16 @@ class _Measured:
 
     async def _rewards(self) -> dict[str, tuple[float, float]]:
         """Seconds of rewards that are no judges, of real answers: as a constant and by answer."""
-        if all(given.kind == "judge" for given in self.settings.rewards):
+        if all(settings.kind == "judge" for settings in self.settings.rewards):
             return {}
         sampler, draws = self.executor.sampler(lambda worker, phase: nullcontext()), self.made.draws()
         prompts = list(self.made.items[:4])
         answered = await asyncio.gather(*(sampler.generate(one.tokens, draws) for one in prompts))
         rewards: Any = self.job.reward(self.executor, lambda worker, phase: nullcontext())
         found = {}
-        for (reward, _, name), given in zip(rewards.rewards, self.settings.rewards, strict=True):
+        for (reward, _, name), settings in zip(rewards.rewards, self.settings.rewards, strict=True):
             points = Points()
-            for count in (1, len(prompts)) if given.kind != "judge" else ():
+            for count in (1, len(prompts)) if settings.kind != "judge" else ():
 
                 def work(reward: Any = reward, count: int = count) -> Awaitable[Any]:
                     asked = zip(prompts[:count], answered[:count], strict=True)
@@ -295,7 +295,7 @@ def meeting() -> dict[str, Any]:
     return found
 
 
-async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Line, float]:
+async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Link, float]:
     """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own executor; bytes that
     Ray adds to a process."""
     before = resident()
@@ -303,8 +303,8 @@ async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple
         executor = await executors.open(job.plan())
         ray = max(0.0, resident() - before)
         models = executor.models()
-        call = await timed(lambda: models.seen([]))
+        call = await timed(lambda: models.watched_rows([]))
         seconds = await timed(lambda: executor.publish(1))  # the same version again is sent whole
         executors.dismiss()
     latency = min(seconds / 2, 3 * call)
-    return call, Line(latency, size / max(seconds - latency, 1e-4)), ray
+    return call, Link(latency, size / max(seconds - latency, 1e-4)), ray

@@ -35,7 +35,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Line:
+class Link:
     """A link between processes: moving bytes takes latency + bytes / bandwidth."""
 
     latency: float
@@ -54,7 +54,7 @@ class Profile:
     devices: int
     """Cores or GPUs of this machine."""
     gpu: bool
-    room: float
+    capacity: float
     """Bytes of a GPU, or of the machine."""
     passes: Mapping[str, Curve]
     """By role and kind: `policy/train`, `reference/score`, `judge 0/score`."""
@@ -63,7 +63,7 @@ class Profile:
     decode: Curve
     rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds of a step's questions, and of each answer, of a reward that is no judge."""
-    lines: Mapping[str, Line] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
     """`all_reduce` and `all_gather` between ranks, `store` to rollout workers."""
     call: float = 0.003
     """Seconds of a call to another process."""
@@ -107,7 +107,7 @@ def _of(found: dict[str, Any]) -> Profile:
     read = {
         "passes": {name: curve(one) for name, one in found["passes"].items()},
         "decode": curve(found["decode"]),
-        "lines": {name: Line(**one) for name, one in found["lines"].items()},
+        "links": {name: Link(**one) for name, one in found["links"].items()},
         "rewards": {name: (one[0], one[1]) for name, one in found["rewards"].items()},
         "rows": tuple((prompt, tuple(answers)) for prompt, answers in found["rows"]),
     }

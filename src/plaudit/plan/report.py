@@ -68,9 +68,9 @@ class Outcome:
     def fits(self, one: Estimate) -> bool:
         """True if every process has room: a GPU's memory, or all processes the machine's."""
         if self.profile.gpu:
-            return one.largest <= self.profile.room
+            return one.largest <= self.profile.capacity
         taken = (sum(parts.values()) * one.placement.counts.get(name, 1) for name, parts in one.memory.items())
-        return sum(taken) <= self.profile.room
+        return sum(taken) <= self.profile.capacity
 
     @cached_property
     def fastest(self) -> list[Estimate]:
@@ -91,7 +91,7 @@ class Outcome:
     @cached_property
     def free(self) -> Found | None:
         """The fastest plan if each call could use devices and a mesh of its own (cannot run yet), or None."""
-        return best(problem_of(self.costs, self.costs.devices, self.profile.room if self.profile.gpu else math.inf))
+        return best(problem_of(self.costs, self.costs.devices, self.profile.capacity if self.profile.gpu else math.inf))
 
     @cached_property
     def bottleneck(self) -> tuple[str, float]:
@@ -177,14 +177,15 @@ class Outcome:
         yield f"parameters: {sizes}"
         yield from _memory(now.memory)
         yield from (f"  {name:20}{seconds:10.3f} s a step" for name, seconds in now.calls.items())
-        told = self.of(now)
-        cost = f", cost {told['cost']:,.2f}" if self.price else ""
+        figures = self.of(now)
+        cost = f", cost {figures['cost']:,.2f}" if self.price else ""
         yield (
             f"step {now.step:.3f} s, {now.idle:.0%} of the devices' time idle; {self.steps:,} steps take "
-            f"{told['hours']:,.2f} hours{cost}"
+            f"{figures['hours']:,.2f} hours{cost}"
         )
         if not self.fits(now):
-            yield f"does not fit: a process has {now.largest / GIB:,.1f} GiB, there are {self.profile.room / GIB:,.1f}"
+            there = self.profile.capacity / GIB
+            yield f"does not fit: a process has {now.largest / GIB:,.1f} GiB, there are {there:,.1f}"
         yield f"bottleneck: {self.bottleneck[0]}, {self.bottleneck[1]:.0%} of all calls' seconds"
         if self.advice is not None:
             words, step = self.advice

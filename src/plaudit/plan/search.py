@@ -74,7 +74,7 @@ class Problem:
 
     calls: tuple[Call, ...]
     devices: int
-    room: float = math.inf
+    capacity: float = math.inf
     """Bytes of a device."""
     lag: int = 0
     allowed: Callable[[Sequence[Option]], bool] = field(default=lambda plan: True)
@@ -133,13 +133,13 @@ class Problem:
 
     def fits(self, plan: Sequence[Option]) -> bool:
         """True if no device of a plan, or of its beginning, holds more than it has room for."""
-        if self.room == math.inf:
+        if self.capacity == math.inf:
             return True
-        if sum(one.held * one.count for one in plan) + self.least_held[len(plan)] > self.devices * self.room:
+        if sum(one.held * one.count for one in plan) + self.least_held[len(plan)] > self.devices * self.capacity:
             return False
         for place in {one.first for one in plan}:
             here = [one for one in plan if one.first <= place < one.last]
-            if sum(one.held for one in here) + max(one.peak for one in here) > self.room:
+            if sum(one.held for one in here) + max(one.peak for one in here) > self.capacity:
                 return False
         return True
 
@@ -175,14 +175,14 @@ class Problem:
 
 def undominated(options: Sequence[Option], slack: float = 0.0) -> tuple[Option, ...]:
     """Leave out options that another on the same devices beats in everything, also after `slack` seconds of moves."""
-    kept: list[Option] = []
+    best: list[Option] = []
     for _, same in itertools.groupby(sorted(options, key=lambda o: (o.first, o.count, o.seconds)), _where):
         chosen: list[Option] = []
         for one in same:
             if not any(b.seconds + slack <= one.seconds and b.held <= one.held and b.peak <= one.peak for b in chosen):
                 chosen.append(one)
-        kept += chosen
-    return tuple(sorted(kept, key=lambda one: (one.seconds, one.held)))
+        best += chosen
+    return tuple(sorted(best, key=lambda one: (one.seconds, one.held)))
 
 
 def _where(one: Option) -> tuple[int, int]:

@@ -120,12 +120,12 @@ def work_of(s: Settings, prompts: Sequence[int], answers: Sequence[int], rows: S
     if objective.data != "prompts":
         drawn = tuple(chance.choice(rows) for _ in range(min(MOST, s.train.batch_size)))
         return Work(sampled=(), learned=drawn, scale=len(drawn) / s.train.batch_size, **common)
-    count, kept = min(MOST, s.rollout.prompts_per_step), trained_rows(s)
+    count, trained = min(MOST, s.rollout.prompts_per_step), trained_rows(s)
     most = s.rollout.max_tokens
     plan = len(objective.plan(s.rollout.draw()))
     lengths = [min(most, length) for length in answers] or [most]
     sampled = tuple((chance.choice(prompts), tuple(chance.choices(lengths, k=plan))) for _ in range(count))
-    learned = tuple((prompt, drawn[:kept]) for prompt, drawn in sampled)
+    learned = tuple((prompt, drawn[:trained]) for prompt, drawn in sampled)
     return Work(sampled=sampled, learned=learned, scale=count / s.rollout.prompts_per_step, **common)
 
 

@@ -95,14 +95,14 @@ class Batched:
         if prompt.messages:  # a chat, whose answers are chats of one turn
             asked = [dict(turn) for turn in prompt.messages]
             texts = [[{"role": "assistant", "content": text}] for text in texts]
-        given: dict[str, Any] = dict.fromkeys(self.columns)
-        given |= {**_columns(prompt), "prompts": asked}
-        given = {name: [value] * count for name, value in given.items()}
-        given |= {"completions": texts, "log_extra": log_extra, "log_metric": log_metric}
+        arguments: dict[str, Any] = dict.fromkeys(self.columns)
+        arguments |= {**_columns(prompt), "prompts": asked}
+        arguments = {name: [value] * count for name, value in arguments.items()}
+        arguments |= {"completions": texts, "log_extra": log_extra, "log_metric": log_metric}
         if self.reads_tokens:
-            given["completion_ids"] = [list(one.tokens) for one in completions]
+            arguments["completion_ids"] = [list(one.tokens) for one in completions]
         passed = {
-            name: value for name, value in given.items() if name in self.named or (self.open and name not in self.bound)
+            key: value for key, value in arguments.items() if key in self.named or (self.open and key not in self.bound)
         }
 
         return lambda: self.function(**(passed | self.options)), lambda result: self._results(result, logged)

@@ -124,12 +124,12 @@ class FunctionReward:
         none = f"{self.name} asks for `answer`, and no row has one of the first {len(prompts)}: it gets None"
         scores = asyncio.run(self._tries(prompts[:TRIED]))
         failed = [score for score in scores if score.value is None and score.reason != NOT_APPLICABLE]
-        told = [
+        faults = [
             f"{self.name} fails for {len(failed)} of {len(scores)} prompts, with references as answers: {one.reason}"
             for one in failed[:1]
         ]
         sure = len(failed) == len(scores) and not any(score.transient for score in failed)
-        return (told, [none] * lacks) if sure else ([], [none] * lacks + told)
+        return (faults, [none] * lacks) if sure else ([], [none] * lacks + faults)
 
     async def _tries(self, prompts: Sequence[Prompt]) -> list[Score]:
         scores: list[Score] = []
@@ -269,8 +269,8 @@ def beyond(value: float) -> str:
     return f", beyond {LARGEST_SCORE:g}" if math.isfinite(value) else ""
 
 
-def _parts(given: Mapping[Any, Any]) -> dict[str, float]:
-    parts = {str(key): _number(value, f"part {key!r}") for key, value in given.items()}
+def _parts(figures: Mapping[Any, Any]) -> dict[str, float]:
+    parts = {str(key): _number(value, f"part {key!r}") for key, value in figures.items()}
     for name, value in parts.items():
         if LARGEST_SCORE < abs(value) < math.inf:
             raise ValueError(f"part {name!r} is {value}{beyond(value)}")

@@ -111,12 +111,12 @@ class LlmJudge:
         """Return the model's reply for two answers in this order, from the cache if it was asked before."""
         body = json.dumps(self._request(prompt, first, second), sort_keys=True).encode()
         key = hashlib.sha256(self.url.encode() + b"\n" + body).hexdigest()
-        kept = self.cache / f"{key}.json"
+        cached = self.cache / f"{key}.json"
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file is asked again
-            return str(json.loads(kept.read_text(encoding="utf-8"))["reply"])
+            return str(json.loads(cached.read_text(encoding="utf-8"))["reply"])
         async with self._places:
             text = await self._sent(body)
-        write_whole(kept, json.dumps({"request": json.loads(body), "reply": text}))
+        write_whole(cached, json.dumps({"request": json.loads(body), "reply": text}))
         return text
 
     def _request(self, prompt: str, first: str, second: str) -> dict[str, Any]:

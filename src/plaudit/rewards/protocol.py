@@ -88,7 +88,7 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> RewardItem:
     answer, messages, extra = value.get("answer"), value.get("messages") or [], value.get("extra")
     if not isinstance(messages, list) or not all(map(_is_turn, messages)):
         raise ProtocolError(f'items.{number}: "messages" must be a list of objects with the texts "role" and "content"')
-    asked, given = tokens[0] or (), tokens[1] or ()
+    asked, answered = tokens[0] or (), tokens[1] or ()
     return RewardItem(
         prompt=Prompt(
             id=str(number),
@@ -99,13 +99,13 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> RewardItem:
             extra=extra if isinstance(extra, dict) else {},
         ),
         completion=Completion(
-            tokens=given,
-            logprobs=(0.0,) * len(given),
-            versions=(-1,) * len(given),
+            tokens=answered,
+            logprobs=(0.0,) * len(answered),
+            versions=(-1,) * len(answered),
             text=reply,
             finish=Finish(finish),
         ),
-        same_vocabulary=same_vocabulary and bool(asked) and bool(given),
+        same_vocabulary=same_vocabulary and bool(asked) and bool(answered),
     )
 
 

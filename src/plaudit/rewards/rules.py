@@ -87,8 +87,8 @@ def reference_text(answer: str | None) -> str:
 
 def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
     """1 if completion and answer differ only in spaces (with `ignore_case`, also in case), else 0."""
-    given, expected = " ".join(completion.split()), " ".join(reference_text(answer).split())
-    return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
+    answered, expected = " ".join(completion.split()), " ".join(reference_text(answer).split())
+    return float(answered.casefold() == expected.casefold() if ignore_case else answered == expected)
 
 
 def matches(completion: str, *, pattern: str) -> float:

@@ -159,7 +159,7 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions, deadl
 
 
 async def _run(
-    job: dict[str, Any], own: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = (), deadline: float = math.inf
+    job: dict[str, Any], own: CodeOptions, stdin: bytes = b"", *, keep: Sequence[int] = (), deadline: float = math.inf
 ) -> tuple[bytes, bool]:
     """Run a job in a new sandbox process; return what it wrote, and whether it ended by itself with exit status 0.
 
@@ -177,7 +177,7 @@ async def _run(
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    writing = asyncio.ensure_future(_written(process.stdin, len(body).to_bytes(8, "big") + body + given))
+    writing = asyncio.ensure_future(_written(process.stdin, len(body).to_bytes(8, "big") + body + stdin))
     written, state, status = bytearray(), b"", None
     try:
         async with asyncio.timeout(START) as limit:

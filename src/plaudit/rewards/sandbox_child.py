@@ -131,8 +131,8 @@ def _empty_root(machine: str) -> None:
     place = f"/tmp{library}".encode()
     called("mount", f"/proc/self/fd/{source}".encode(), place, None, BIND | RECURSIVE, None)
     found = os.statvfs(place).f_flag
-    kept = (found & (8 | 1024 | 2048)) | (1 << 21 if found & 4096 else 0)  # noexec and times of access are locked
-    called("mount", None, place, None, BIND | REMOUNT | READ_ONLY | flags | kept, None)
+    locked = (found & (8 | 1024 | 2048)) | (1 << 21 if found & 4096 else 0)  # noexec and times of access are locked
+    called("mount", None, place, None, BIND | REMOUNT | READ_ONLY | flags | locked, None)
     for packages in filter(os.path.isdir, (place + b"/site-packages", place + b"/dist-packages")):
         called("mount", b"none", packages, b"tmpfs", READ_ONLY | flags, b"size=4k,nr_inodes=2,mode=755")
     called("mount", None, b"/tmp", None, BIND | REMOUNT | READ_ONLY | flags, None)

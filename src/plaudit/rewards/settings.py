@@ -82,11 +82,11 @@ class RewardSettings(Section):
         if self.kind == "http" and not self.urls:
             yield "urls=[] names no server: kind http needs [http://host:port, ...]"
         yield from (f"urls: {why}" for url in self.urls if (why := wrong_url(url)))
-        for given, default in zip(leaves(self), leaves(RewardSettings), strict=True):
-            readers = [f"kind {kind!r}" for kind, read in KINDS.items() if given.key in read]
-            readers += ["rules"] * (given.key in OF_RULES)
-            if given.value != default.value and readers and given.key not in KINDS.get(self.kind, OF_RULES):
-                yield f"{given.key}={given.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
+        for leaf, default in zip(leaves(self), leaves(RewardSettings), strict=True):
+            readers = [f"kind {kind!r}" for kind, read in KINDS.items() if leaf.key in read]
+            readers += ["rules"] * (leaf.key in OF_RULES)
+            if leaf.value != default.value and readers and leaf.key not in KINDS.get(self.kind, OF_RULES):
+                yield f"{leaf.key}={leaf.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
 
 
 def by_name(name: str) -> dict[str, Any]:
@@ -94,19 +94,19 @@ def by_name(name: str) -> dict[str, Any]:
     return {"kind": "function", "function": name} if ":" in name else {"kind": name}
 
 
-def options_of(kind: type[Options], name: str, given: Mapping[str, Any]) -> Options:
+def options_of(kind: type[Options], name: str, values: Mapping[str, Any]) -> Options:
     """Return the `options` of a reward as its dataclass. Raises ValueError for unknown keys and wrong values."""
     written: Any = kind
     known = [one.name for one in fields(written)]
-    refuse_options(name, given, known)
-    options = kind(**given)
+    refuse_options(name, values, known)
+    options = kind(**values)
     check(options, prefix="options.")
     return options
 
 
-def refuse_options(name: str, given: Iterable[str], known: Collection[str]) -> None:
+def refuse_options(name: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise ValueError for an option that a reward does not take."""
-    if unknown := [key for key in given if key not in known]:
+    if unknown := [key for key in names if key not in known]:
         near = nearest(unknown[0], known)
         raise ValueError(f"options of reward {name!r} have {unknown[0]!r}, which it does not take{near}")
 

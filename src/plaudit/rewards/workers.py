@@ -14,15 +14,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from plaudit.rewards.judge import Tokens
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.places import Place, Places, Start
 from plaudit.runtime.plain import plain
 from plaudit.runtime.queue import Queue
+from plaudit.runtime.supervisor import Place, Start, Supervisor
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.support.plugins import load_plugins, run_as_sent, sources
 from plaudit.types import Completion, Prompt, Score
@@ -35,6 +35,10 @@ CALLS = 32
 """Calls to a worker at the same time, if its function waits for something."""
 TRIES = 3
 """An answer whose scoring was under way in so many lost workers has no score."""
+NONE = (
+    "no {} became ready within {{patience:g}} s, which is twice runtime.start_timeout: free what the reward's "
+    "`resources` reserve, or raise runtime.start_timeout"
+)
 
 
 class Scores(Protocol):
@@ -64,20 +68,17 @@ class JudgeWorkers:
     ):
         """If no worker is left, calls wait at most `patience` seconds. `failures` is called with every lost worker and
         may raise, which ends the run."""
-        none = (
-            "no judge became ready within {patience:g} s, which is twice runtime.start_timeout (for reserving and for "
-            "loading): free what the reward's `resources` reserve, or raise runtime.start_timeout"
-        )
-        self._places = Places(start, count, work="questions", patience=patience, none=none, failures=failures, say=say)
+        more: Any = {"patience": patience, "failures": failures, "say": say}
+        self._supervisor = Supervisor(start, count, work="questions", none=NONE.format("judge"), **more)
 
     def open(self) -> None:
         """Begin to start workers, within a running event loop. Further calls do nothing."""
-        self._places.open()
+        self._supervisor.open()
 
     async def __call__(self, sequences: list[Tokens]) -> list[float | None]:
         """Return a score for each sequence, in order; None for one whose tokens are lost with a node."""
         self.open()
-        places = (await self._places.free(all_tried=True))[: len(sequences)]
+        places = (await self._supervisor.free(all_tried=True))[: len(sequences)]
         shares = [sequences[number :: len(places)] for number in range(len(places))]
         found = await asyncio.gather(*(self._asked(place, mine) for place, mine in zip(places, shares, strict=True)))
         scores: list[float | None] = [None] * len(sequences)
@@ -92,13 +93,13 @@ class JudgeWorkers:
         async def ask(judge: Worker[Scores]) -> Sequence[float | None]:
             return await (_of_distant(judge, sequences) if far else judge.call(Scores.of_sequences, sequences))
 
-        scores = await self._places.asked(len(sequences), ask, first=place)
+        scores = await self._supervisor.asked(len(sequences), ask, first=place)
         if len(scores) != len(sequences):
             raise ValueError(f"A judge was asked about {len(sequences)} and scored {len(scores)} sequences.")
         return scores
 
     def close(self) -> None:
-        self._places.close("the judges were")
+        self._supervisor.close("the judges were")
 
 
 async def _of_distant(judge: Worker[Scores], sequences: Sequence[Tokens]) -> list[float | None]:
@@ -159,11 +160,10 @@ class FunctionWorkers:
     ):
         """`waits`: the function waits for something, so that many calls may be under way. `tokens`: it is given an
         answer's tokens. `deadline` is that of an answer; the rest is as in `JudgeWorkers`."""
-        none = (
-            "no process of a reward function became ready within {patience:g} s, which is twice runtime.start_timeout: "
-            "free what the reward's `resources` reserve, or raise runtime.start_timeout"
+        more: Any = {"patience": patience, "failures": failures, "say": say}
+        self._supervisor = Supervisor(
+            start, count, work="answers", none=NONE.format("process of a reward function"), **more
         )
-        self._places = Places(start, count, work="answers", patience=patience, none=none, failures=failures, say=say)
         self._count, self._waits, self._tokens = count, waits, tokens
         self._most = max(1, int(CALL / deadline))
         self._queue: Queue[_Answer, Score] = Queue(self._work, tasks=count * (CALLS if waits else 1))
@@ -171,11 +171,11 @@ class FunctionWorkers:
 
     def open(self) -> None:
         """Begin to start workers, within a running event loop."""
-        self._places.open()
+        self._supervisor.open()
 
     async def ready(self) -> None:
         """Wait until all workers have loaded the function. Raises the error that prevents it."""
-        await self._places.counted()
+        await self._supervisor.counted()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         bodies = values([one.tokens for one in completions]) if self._tokens else [()] * len(completions)
@@ -194,9 +194,9 @@ class FunctionWorkers:
     async def _scored(self, answers: Sequence[_Answer]) -> list[Score]:
         ask = partial(_scores, answers)
         if self._waits:
-            return await self._places.asked(len(answers), ask)
+            return await self._supervisor.asked(len(answers), ask)
         try:
-            return await self._places.once(len(answers), ask)
+            return await self._supervisor.once(len(answers), ask)
         except WorkerLost as lost:
             return [await self._by_itself(answer, lost) for answer in answers]
 
@@ -204,14 +204,14 @@ class FunctionWorkers:
         async with self._again:  # one at a time, since it may take those with it that are scored beside it
             for _ in range(TRIES - 1):
                 try:
-                    (score,) = await self._places.once(1, partial(_scores, [answer]))
+                    (score,) = await self._supervisor.once(1, partial(_scores, [answer]))
                     return score
                 except WorkerLost as again:
                     lost = again
         return Score(value=None, reason=f"its process was lost {TRIES} times while it was scored: {lost.reason}")
 
     def close(self) -> None:
-        self._places.close("the processes of a reward function were")
+        self._supervisor.close("the processes of a reward function were")
 
 
 async def _scores(answers: Sequence[_Answer], worker: Worker[FunctionProcess]) -> list[Score]:

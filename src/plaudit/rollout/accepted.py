@@ -16,7 +16,7 @@ from torch import Tensor
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Slice
 from plaudit.models.share import narrowed
-from plaudit.weights.parcel import pieces_of
+from plaudit.weights.packed import pieces_of
 from plaudit.weights.pieces import WeightsError, digest_of_pieces
 
 
@@ -73,8 +73,8 @@ def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     check_names(weights, share.layout.stored)
     shapes = {piece.name: tuple(piece.shape) for piece in pieces_of(weights)}
     if odd := [name for name, shape in share.layout.stored.items() if shapes[name] != tuple(shape)]:
-        told = f"{odd[0]} has shape {shapes[odd[0]]}, the model's {share.layout.stored[odd[0]]}"
-        raise ValueError(f"These are not the model's weights: {told}.")
+        fault = f"{odd[0]} has shape {shapes[odd[0]]}, the model's {share.layout.stored[odd[0]]}"
+        raise ValueError(f"These are not the model's weights: {fault}.")
     for one, tensor in share.slices():  # one by one: what came in pieces takes memory while it is whole
         own = tensor.t() if one.transposed else tensor
         own.copy_(box_of(weights, one))
@@ -103,9 +103,9 @@ def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Non
         )
 
 
-def _same(tensor: Tensor, given: Tensor) -> bool:
+def _same(tensor: Tensor, other: Tensor) -> bool:
     """True if both have the same bits, or, if their dtypes differ, the same values after conversion to `tensor`'s."""
-    if tensor.dtype == given.dtype:
+    if tensor.dtype == other.dtype:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-        return torch.equal(tensor.view(bits), given.detach().to(tensor.device).view(bits))
-    return bool(torch.isclose(tensor, given.detach().to(tensor), rtol=0.0, atol=0.0, equal_nan=True).all())
+        return torch.equal(tensor.view(bits), other.detach().to(tensor.device).view(bits))
+    return bool(torch.isclose(tensor, other.detach().to(tensor), rtol=0.0, atol=0.0, equal_nan=True).all())

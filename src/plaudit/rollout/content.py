@@ -1,6 +1,6 @@
-"""The content of parcels that an engine loads: all weights, or only the adapters of a model that is already here.
+"""What packed weights hold for an engine: all weights, or only the adapters of a model that is already here.
 
-Parcel of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
+PackedWeights of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
                                              or the adapters, if the engine computes on that very model
 """
 
@@ -28,10 +28,10 @@ def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
 
 
 class Content:
-    """Parcels that hold all weights of the model."""
+    """Packed weights that hold the whole model."""
 
     def check(self, beneath: str) -> None:
-        """Raise WeightsError if the engine cannot load a parcel with this `beneath` (as in `Parcel`)."""
+        """Raise WeightsError if the engine cannot load weights with this `beneath` (as in `PackedWeights`)."""
         if beneath:
             raise WeightsError("These are only adapters, and the engine has no base model for them: set model.lora.")
 
@@ -44,7 +44,7 @@ class Content:
 
 
 class Adapters(Content):
-    """Parcels of adapters for `model`. An engine that computes on it (`shared`) loads them; others, merged weights."""
+    """Packed adapters for `model`. An engine that computes on it (`shared`) loads them; others, merged weights."""
 
     def __init__(self, model: Decoder, *, shared: bool, beneath: str = ""):
         """`beneath`: the digest of the whole base model, if other processes hold parts of it."""

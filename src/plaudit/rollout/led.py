@@ -1,6 +1,6 @@
 """Native generation by several processes, each with a part of every matrix: the first leads, the others follow.
 
-    requests -> NativeEngine -> Leading -> [acts, as JSON] -> Line -> Follower -> the same passes
+    requests -> NativeEngine -> Leading -> [commands, as JSON] -> CommandChannel -> Follower -> the same passes
                                    <- the ranks' columns of the logits, sums of activations ->
     weights -> every process keeps those that arrived -> the first says when -> each takes its own boxes
 
@@ -38,30 +38,30 @@ from plaudit.weights.pieces import WeightsError
 log = logging.getLogger(__name__)
 
 IDLE = timedelta(days=365)
-"""Followers wait for the next act as long as nothing is asked. A lost leader ends their wait at once."""
-Act = list[Any]
+"""Followers wait for the next command as long as nothing is asked. A lost leader ends their wait at once."""
+Command = list[Any]
 """A word that `Follower` knows, and its arguments, as JSON has them."""
 
 
-class Line:
-    """A gloo group in which the first process sends acts to the others. All processes must create it together."""
+class CommandChannel:
+    """A gloo group in which the first process sends commands to the others. All processes must create it together."""
 
     def __init__(self, axis: Axis):
         self.axis = axis
         self._group = dist.new_group(backend="gloo", timeout=IDLE)
 
-    def tell(self, *acts: Act) -> None:
-        words = torch.frombuffer(bytearray(json.dumps(acts).encode()), dtype=torch.uint8)
+    def send(self, *commands: Command) -> None:
+        words = torch.frombuffer(bytearray(json.dumps(commands).encode()), dtype=torch.uint8)
         dist.broadcast(torch.tensor(len(words)), group=self._group, group_src=0)
         dist.broadcast(words, group=self._group, group_src=0)
 
-    def hear(self) -> list[Act]:
+    def receive(self) -> list[Command]:
         size = torch.tensor(0)
         dist.broadcast(size, group=self._group, group_src=0)
         words = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(words, group=self._group, group_src=0)
-        acts: list[Act] = json.loads(bytes(words.tolist()))
-        return acts
+        commands: list[Command] = json.loads(bytes(words.tolist()))
+        return commands
 
     def total(self, sums: Tensor) -> None:
         """Replace numbers by their sums over all processes."""
@@ -75,37 +75,37 @@ class Line:
 
 
 class Leading(Decoding):
-    """The `Decoding` of the first process. It sends drawn tokens and removed rows together with the next act."""
+    """The `Decoding` of the first process. It sends drawn tokens and removed rows with the next command."""
 
-    def __init__(self, model: Decoder, line: Line):
+    def __init__(self, model: Decoder, channel: CommandChannel):
         super().__init__(model)
-        self.line = line
-        self._untold: list[Act] = []
+        self.channel = channel
+        self._unsent: list[Command] = []
         self._broken = False
 
     def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
         drafts = [(draft.prompt, draft.limit) for draft in new.drafts]
         with self._in_step():
-            self._tell(["step", drafts, new.fresh, new.copies, slots])
+            self._send(["step", drafts, new.fresh, new.copies, slots])
             return super().logits(new, slots)
 
     def drawn(self, tokens: Tensor) -> None:
         super().drawn(tokens)
-        self._untold.append(["drawn", tokens.tolist()])
+        self._unsent.append(["drawn", tokens.tolist()])
 
     def remove(self, rows: Collection[int]) -> None:
         super().remove(rows)
-        self._untold.append(["remove", list(rows)])
+        self._unsent.append(["remove", list(rows)])
 
     def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         refused: Exception | None = None
         with self._in_step():
-            self._tell(["take", version])
+            self._send(["take", version])
             try:
                 super().take(weights, version)
             except (WeightsError, ValueError) as error:
                 refused = error
-            failed = self.line.failed(refused is not None)
+            failed = self.channel.failed(refused is not None)
         if refused is not None:
             raise refused
         if failed:
@@ -114,13 +114,13 @@ class Leading(Decoding):
     def forget(self) -> None:
         super().forget()
         if not self._broken:
-            self._untold.clear()
+            self._unsent.clear()
             with self._in_step():
-                self._tell(["forget"])
+                self._send(["forget"])
 
-    def _tell(self, act: Act) -> None:
-        told, self._untold = [*self._untold, act], []
-        self.line.tell(*told)
+    def _send(self, command: Command) -> None:
+        commands, self._unsent = [*self._unsent, command], []
+        self.channel.send(*commands)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -129,8 +129,8 @@ class Leading(Decoding):
             yield
         except Exception as error:
             self._broken = True
-            told = f"its processes are no longer at the same step ({type(error).__name__}: {reason_of(error)})"
-            raise OutOfStep(told) from error
+            reason = f"its processes are no longer at the same step ({type(error).__name__}: {reason_of(error)})"
+            raise OutOfStep(reason) from error
 
 
 class Follower:
@@ -138,9 +138,9 @@ class Follower:
 
     busy = False
 
-    def __init__(self, model: Decoder, line: Line, *, patience: float):
+    def __init__(self, model: Decoder, channel: CommandChannel, *, patience: float):
         """`patience`: seconds to wait for weights that the first process has already."""
-        self.line, self.patience = line, patience
+        self.channel, self.patience = channel, patience
         self.decoding = Decoding(model)
         self._arrived: dict[int, Mapping[str, Tensor]] = {}
         self._change = threading.Condition()
@@ -171,7 +171,7 @@ class Follower:
     wake = close = sleep
 
     def _follow(self) -> None:
-        acts: Mapping[str, Callable[..., None]] = {
+        commands: Mapping[str, Callable[..., None]] = {
             "step": self._step,
             "drawn": self._drawn,
             "remove": self.decoding.remove,
@@ -181,8 +181,8 @@ class Follower:
         try:
             with torch.no_grad():
                 while True:
-                    for word, *told in self.line.hear():
-                        acts[word](*told)
+                    for word, *arguments in self.channel.receive():
+                        commands[word](*arguments)
         except Exception as error:
             log.warning("A rollout process cannot follow any longer.", exc_info=error)
             stage.fail(f"{type(error).__name__}: {reason_of(error)}")
@@ -207,9 +207,9 @@ class Follower:
             self.decoding.take(weights, version)
         except (WeightsError, ValueError) as error:
             log.warning("A rollout process did not take new weights.", exc_info=error)
-            self.line.failed(True)
+            self.channel.failed(True)
         else:
-            self.line.failed(False)
+            self.channel.failed(False)
 
     def _forget(self) -> None:
         self.decoding.forget()

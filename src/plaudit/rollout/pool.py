@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from plaudit.rollout.worker import RolloutWorker
-from plaudit.runtime.places import Place, Places, Start
 from plaudit.runtime.plain import loads
+from plaudit.runtime.supervisor import Place, Start, Supervisor
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
 from plaudit.types.distant import BYTES, arrived
@@ -51,7 +51,7 @@ class Pool:
         they take at least `stay` bytes (`types/distant.py`); None sends all to the driver."""
         self._start, self._patience, self._stay = start, patience, stay
         none = "no rollout worker became ready within {patience:g} s, twice runtime.start_timeout"
-        self.places = Places(
+        self.supervisor = Supervisor(
             self._ready,
             count,
             most=most,
@@ -72,13 +72,13 @@ class Pool:
 
     async def open(self) -> None:
         """Start workers and wait until `count` have become ready; more join when nodes have room."""
-        self.places.open()
-        await self.places.counted()
+        self.supervisor.open()
+        await self.supervisor.counted()
 
     @property
     def workers(self) -> list[Worker[RolloutWorker]]:
         """The workers that answer now."""
-        return self.places.workers
+        return self.supervisor.workers
 
     @property
     def busy(self) -> bool:
@@ -95,11 +95,11 @@ class Pool:
             with self.doing(worker.name, "samples"):
                 if self._stay is None or BYTES * cost < self._stay:
                     return await worker.call(RolloutWorker.generate, *asked)
-                source, told = await worker.call_apart(RolloutWorker.generate_apart, *asked, self._stay)
-                return arrived(loads(told), source)
+                source, reply = await worker.call_apart(RolloutWorker.generate_apart, *asked, self._stay)
+                return arrived(loads(reply), source)
 
         try:
-            return await self.places.asked(cost, ask)
+            return await self.supervisor.asked(cost, ask)
         finally:
             self._open -= 1
 
@@ -114,11 +114,11 @@ class Pool:
         """Deliver the weights to every worker; replace workers that are lost or do not confirm version and digest.
         Return True if one did not confirm: the shipment may be damaged. Raises SenderLost if the weights are lost."""
         self._shipment, self.version = shipment, shipment.version
-        there = {place.worker: place for place in self.places.all if place.worker is not None}
+        there = {place.worker: place for place in self.supervisor.all if place.worker is not None}
         found = await self._delivered(shipment, *there)
         for worker, lost in found.items():
-            self.places.lose(there[worker], worker, lost)
-        self.places.check()
+            self.supervisor.lose(there[worker], worker, lost)
+        self.supervisor.check()
         return any(isinstance(lost, WeightsRefused) for lost in found.values())
 
     async def sleep(self) -> None:
@@ -142,10 +142,10 @@ class Pool:
 
         async def one(place: Place[RolloutWorker]) -> None:
             with suppress(WorkerLost):
-                await self.places.call(place, 0, all_of)
+                await self.supervisor.call(place, 0, all_of)
 
-        await asyncio.gather(*(one(place) for place in self.places.all if place.worker is not None))
-        self.places.check()
+        await asyncio.gather(*(one(place) for place in self.supervisor.all if place.worker is not None))
+        self.supervisor.check()
 
     async def _delivered(
         self, shipment: Shipment | None, *workers: Worker[RolloutWorker]
@@ -209,4 +209,4 @@ class Pool:
                 await worker.call(RolloutWorker.wake, self.attempt)
 
     def close(self) -> None:
-        self.places.close("the pool was")
+        self.supervisor.close("the pool was")

@@ -162,10 +162,10 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
             f"Give at most {max_length - 1} tokens, or raise the engine's max_length if the model allows it."
         )
     for sampling in plan:
-        given = asdict(sampling)
+        values = asdict(sampling)
         for leaf in DRAWN:
-            if not leaf.rule.takes(given[leaf.key]):
-                raise ValueError(replace(leaf, value=given[leaf.key]).complaint())
+            if not leaf.rule.takes(values[leaf.key]):
+                raise ValueError(replace(leaf, value=values[leaf.key]).complaint())
         if "" in sampling.stop:
             raise ValueError("stop has an empty string, which would stop at once: remove it")
 

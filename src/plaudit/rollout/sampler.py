@@ -37,7 +37,7 @@ class Draw:
     temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
     greedy: Tensor | None  # (n,) bool; None if no row is
     all_greedy: bool
-    kept: tuple[tuple[int, Tensor, Tensor], ...]
+    filters: tuple[tuple[int, Tensor, Tensor], ...]
     """Rows whose distribution is cut: top_k (0 for all tokens), row numbers (m,), top_p (m, 1)."""
     min_tokens: Tensor | None  # (n,); None if 0 everywhere
 
@@ -57,7 +57,7 @@ class Draw:
             temperature=column(temperatures, torch.float32)[:, None] if set(temperatures) - {1.0} else None,
             greedy=column(greedy, torch.bool) if any(greedy) else None,
             all_greedy=all(greedy),
-            kept=tuple(
+            filters=tuple(
                 (k, column(rows, torch.int64), column([samplings[row].top_p for row in rows], torch.float32)[:, None])
                 for k, rows in cuts.items()
             ),
@@ -77,14 +77,14 @@ def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends
     if draw.temperature is not None:
         logits = logits.div_(draw.temperature)
     tokens, logprobs = _sample_all(logits, draw, uniform)
-    for top_k, rows, top_p in draw.kept:
+    for top_k, rows, top_p in draw.filters:
         tokens[rows], logprobs[rows] = _sample_kept(logits[rows], top_k, top_p, uniform[rows])
     return tokens, logprobs
 
 
 def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from whole distributions, or take a greedy row's largest logit; `sample` replaces rows of `draw.kept`."""
-    if sum(len(rows) for _, rows, _ in draw.kept) == len(logits):
+    """Draw from whole distributions, or take a greedy row's largest logit; `sample` replaces rows of `draw.filters`."""
+    if sum(len(rows) for _, rows, _ in draw.filters) == len(logits):
         return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
     probs = logits.softmax(dim=-1)
     if draw.greedy is None:
@@ -152,7 +152,7 @@ def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from the fewest of the top_k likeliest tokens (all if 0) whose mass reaches top_p; at least one is kept.
 
-    Exactly top_k tokens are kept: of equal logits at the edge, those that `topk` returns. For top_p, a whole row is
+    Exactly top_k tokens are filters: of equal logits at the edge, those that `topk` returns. For top_p, a whole row is
     sorted only if none of the numbers in CANDIDATES is enough.
     """
     vocab = logits.shape[1]

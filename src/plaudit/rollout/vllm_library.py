@@ -177,12 +177,12 @@ def _refusals(cpu: bool) -> Iterator[None]:
     try:
         yield
     except (ValueError, AssertionError, NotImplementedError) as error:
-        told = "; ".join(one["msg"] for one in error.errors()) if isinstance(error, ValidationError) else str(error)
+        reason = "; ".join(one["msg"] for one in error.errors()) if isinstance(error, ValidationError) else str(error)
         cache = ("kv_cache_memory_bytes", CPU_CACHE) if cpu else ("gpu_memory_utilization", "rollout.vllm.memory")
-        if "memory" in told.lower():
-            told += f" Its {cache[0]} is {cache[1]}, its max_model_len data.max_prompt_tokens + rollout.max_tokens."
+        if "memory" in reason.lower():
+            reason += f" Its {cache[0]} is {cache[1]}, its max_model_len data.max_prompt_tokens + rollout.max_tokens."
         raise ValueError(
-            f"vLLM does not take this model or its settings: {told} Or set rollout.engine=native."
+            f"vLLM does not take this model or its settings: {reason} Or set rollout.engine=native."
         ) from error
 
 
@@ -193,7 +193,7 @@ def _classes_left_alone() -> Iterator[None]:
     from vllm.model_executor.models.transformers.base import Base
 
     decorate = Base._decorate_cls_for_torch_compile
-    Base._decorate_cls_for_torch_compile = lambda *given, **named: None
+    Base._decorate_cls_for_torch_compile = lambda *arguments, **named: None
     try:
         yield
     finally:

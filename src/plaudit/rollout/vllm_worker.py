@@ -64,8 +64,8 @@ def held(worker: Any) -> str:
     for name, layer in _packed(model):
         here = vars(layer).get("input_size_per_partition")  # of layers whose columns are shared
         size = layer.weight.shape[1] if layer.weight.numel() else here or layer.input_size
-        given = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
-        found[f"{name} applied"] = layer.cpu_linear(given[None], layer.weight, None)
+        probe = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
+        found[f"{name} applied"] = layer.cpu_linear(probe[None], layer.weight, None)
     return digest(found)
 
 

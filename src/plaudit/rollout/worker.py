@@ -1,6 +1,6 @@
 """A rollout worker: an engine with its own copy of the policy, in its own process.
 
-    driver's pool -> generate, load (parcels, or an invitation to fetch them) -> engine -> completions, digest
+    driver's pool -> generate, load (packed weights, or an invitation to fetch them) -> engine -> completions, digest
 
 Every method is a coroutine, so that the process keeps decoding while it answers. Weights are taken only if version,
 names and digest are as sent. A run that went back to a checkpoint is a new attempt: versions start again, and late
@@ -21,7 +21,7 @@ from plaudit.types import Completion, Sampling
 from plaudit.types.distant import Columns, apart
 from plaudit.weights.changes import completed
 from plaudit.weights.collective import Invitation, Receiver
-from plaudit.weights.parcel import Parcel, unpack
+from plaudit.weights.packed import PackedWeights, unpack
 
 
 class OutOfDateError(RuntimeError):
@@ -44,7 +44,7 @@ class RolloutWorker:
         self.interrupt = interrupt
         self.attempt = 0
         self._accepted = Accepted()
-        self._held: list[Parcel] = []
+        self._held: list[PackedWeights] = []
         """The newest weights as they came, if the next ones may be sent as their changes."""
         self._running: set[asyncio.Task[list[Completion]]] = set()
 
@@ -71,34 +71,34 @@ class RolloutWorker:
         self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling], least: int
     ) -> tuple[Columns | None, bytes]:
         """As `generate`, but return columns that stay on this node (or None), and the rest, pickled for the driver."""
-        columns, told = apart(await self.generate(attempt, prompt_tokens, plan), least)
-        return columns, dumps(told)
+        columns, reply = apart(await self.generate(attempt, prompt_tokens, plan), least)
+        return columns, dumps(reply)
 
-    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
-        """Sample with the weights of these parcels from now on. Return their version and digest.
+    async def load(self, attempt: int, *sent: PackedWeights | Invitation) -> tuple[int, str]:
+        """Sample with these packed weights from now on. Return their version and digest.
 
         Raises WeightsError and leaves the engine unchanged if they are old, another model's, changes to a version that
         it does not have, or damaged in transit. Raises it too if the engine does not hold them afterwards.
         """
         self._enter(attempt)
-        parcels: list[Parcel] = []
+        packed_parts: list[PackedWeights] = []
         for one in sent:
-            parcels += [one] if isinstance(one, Parcel) else await self.receiver.receive(one)
+            packed_parts += [one] if isinstance(one, PackedWeights) else await self.receiver.receive(one)
         self._enter(attempt)
-        parcels = completed(self._held, parcels)
-        weights, parcel = unpack(*parcels), parcels[0]
-        self.content.check(parcel.beneath)
-        if parcel.beneath:
+        packed_parts = completed(self._held, packed_parts)
+        weights, packed = unpack(*packed_parts), packed_parts[0]
+        self.content.check(packed.beneath)
+        if packed.beneath:
             await asyncio.to_thread(self.content.check_model)
             self._enter(attempt)
-        self._accepted.check(weights, parcel.version, sent=parcel.digest)
+        self._accepted.check(weights, packed.version, sent=packed.digest)
         if not self.interrupt:
             await self.engine.drain()
             self._enter(attempt)
-        self.engine.load(self.content.arrived(weights), parcel.version)
-        self._accepted.take(weights, parcel.version)
-        self._held = [one.on_host() for one in parcels if one.halves]
-        return parcel.version, parcel.digest
+        self.engine.load(self.content.arrived(weights), packed.version)
+        self._accepted.take(weights, packed.version)
+        self._held = [one.on_host() for one in packed_parts if one.halves]
+        return packed.version, packed.digest
 
     async def sleep(self, attempt: int) -> None:
         """Free device memory for its other users, also in other processes. No request may come before `wake`."""

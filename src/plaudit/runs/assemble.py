@@ -165,7 +165,7 @@ class Job:
         groups = self.record or self.rests
         assert groups is not None
         self.outage = None if rollouter is None else self.waiting(rollouter, stop)
-        mended = None if self.outage is None else self.outage.mended
+        repair = None if self.outage is None else self.outage.repaired
         source = LastingSource(
             self.data.items,
             cursor,
@@ -173,7 +173,7 @@ class Job:
             self.objective,
             prompts_per_step=settings.rollout.prompts_per_step,
             max_lag=settings.rollout.max_lag,
-            mended=mended,
+            repair=repair,
             lost=executor.pinned,
             say=self.reporter.say,
         )
@@ -267,7 +267,7 @@ class Job:
                 raise Stopped(stop[0], bar.done) if stop else stopped from None
         if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
-        for line in best.told(early=progress.step < self.last_step):
+        for line in best.summary(early=progress.step < self.last_step):
             self.reporter.say(line)
         return progress
 
@@ -360,7 +360,7 @@ class Job:
             recording(
                 self.folder / records.SAMPLES,
                 lambda tokens: str(self.tokenizer.decode(tokens)),
-                models.seen,
+                models.watched_rows,
                 budget=round(self.settings.log.samples_megabytes * 1e6),
                 steps=self.last_step,
                 after=progress.step,

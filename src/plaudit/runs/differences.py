@@ -35,8 +35,8 @@ def differences(
     found = compared(theirs, values)
     if found is None:
         return ["its settings cannot be read"]
-    kept = {key: values for key, values in found.items() if key in never or not within(key, free)}
-    return [f"{key}: {there} there, {here} here" for key, (there, here) in kept.items()]
+    differing = {key: values for key, values in found.items() if key in never or not within(key, free)}
+    return [f"{key}: {there} there, {here} here" for key, (there, here) in differing.items()]
 
 
 def compared(theirs: Path, values: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:

@@ -51,8 +51,8 @@ def memory_there(*, gpu: bool) -> float:
     if gpu:
         asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
-            told = subprocess.run(asked, capture_output=True, text=True, timeout=1.0, check=True).stdout
-            return min(float(line) for line in told.split()) * 2**20
+            lines = subprocess.run(asked, capture_output=True, text=True, timeout=1.0, check=True).stdout
+            return min(float(line) for line in lines.split()) * 2**20
         except (OSError, subprocess.SubprocessError, ValueError):
             return float("inf")
     return free_memory()
@@ -79,10 +79,10 @@ def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held <= there:
         return []
-    told = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
+    sizes = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
     return [
         (
-            f"memory: models, gradients and moments take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are "
+            f"memory: models, gradients and moments take {held / GIB:.1f} GiB ({sizes}), and {there / GIB:.1f} GiB are "
             "left: use a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more "
             "devices"
         )
@@ -94,10 +94,10 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     whole, there = sum(parts.values()), memory_there(gpu=on_gpu(s))
     if whole <= there or about_memory(parts, s):
         return []
-    told = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
+    sizes = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
     return [
         (
-            f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
+            f"memory: full passes would take {whole / GIB:.1f} GiB ({sizes}), and {there / GIB:.1f} GiB are left: "
             "lower learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
         )
     ]

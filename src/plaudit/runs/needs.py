@@ -35,8 +35,8 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
     parts["judge"] = width * weights * len(judges)
     layer = width * (20 * config.width + 3 * config.mlp_width)
-    kept = width * config.width * config.layers + layer if s.learn.activation_checkpointing else layer * config.layers
-    parts["activations"] = s.learn.micro_tokens * kept
+    floats = width * config.width * config.layers + layer if s.learn.activation_checkpointing else layer * config.layers
+    parts["activations"] = s.learn.micro_tokens * floats
     if s.samples:
         length = s.data.max_prompt_tokens + s.rollout.max_tokens
         groups = config.kv_heads * config.head_dim

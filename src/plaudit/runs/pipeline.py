@@ -76,37 +76,37 @@ class PipelineRun:
 def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> PipelineSettings:
     """Load a pipeline's settings. Overrides begin with a stage's name, `shared`, `evaluation`, a key of the pipeline,
     or a section of a run (`runtime=ray`), which then applies to every stage."""
-    given = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
-    stages = given.get("stages")
+    tree = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+    stages = tree.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         raise SettingsError("a pipeline needs `stages`: a mapping from stage names to recipes, such as {sft: {...}}")
-    given["stages"] = {name: _part(f"stages.{name}", stage) for name, stage in stages.items()}
-    given |= {part: _part(part, given[part]) for part in ("shared", "evaluation") if given.get(part)}
+    tree["stages"] = {name: _part(f"stages.{name}", stage) for name, stage in stages.items()}
+    tree |= {part: _part(part, tree[part]) for part in ("shared", "evaluation") if tree.get(part)}
     own: list[str] = []
     for text in overrides:
         override = parse_override(text)
         head, _, rest = override.key.partition(".")
         if head in stages and rest:
-            given["stages"][head] = merged(given["stages"][head], nested(rest, override.value))
+            tree["stages"][head] = merged(tree["stages"][head], nested(rest, override.value))
         elif head == "shared" and rest:
-            given["shared"] = merged(given.get("shared") or {}, nested(rest, override.value))
+            tree["shared"] = merged(tree.get("shared") or {}, nested(rest, override.value))
         elif head in OF_RUNS:
-            for name, stage in given["stages"].items():
-                given["stages"][name] = merged(stage, nested(override.key, override.value))
+            for name, stage in tree["stages"].items():
+                tree["stages"][name] = merged(stage, nested(override.key, override.value))
         else:
             own.append(text)
-    settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))
+    settings = load_tree(PipelineSettings, tree, own, free=("shared", "stages"))
     for name in settings.only:
         check_known(name, stages, what="stage")
     settings.output = str(at_home(settings.output))
     return settings
 
 
-def _part(name: str, given: Any) -> dict[str, Any]:
+def _part(name: str, section: Any) -> dict[str, Any]:
     """Return a part's settings; {} for an empty part. Raises SettingsError if it is not a mapping."""
-    if not isinstance(given or {}, Mapping):
-        raise SettingsError(f"{name}={shown(given)} must be a mapping of settings")
-    return at_length(given or {})
+    if not isinstance(section or {}, Mapping):
+        raise SettingsError(f"{name}={shown(section)} must be a mapping of settings")
+    return at_length(section or {})
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ FREE = ("name", "output", "seed", "resume", "overwrite", "plugins", "optimizer",
 
 def key_of(settings: Settings) -> str:
     """Return a hash of the settings on which a step's seconds depend: all but FREE."""
-    told = {name: value for name, value in to_plain(settings).items() if name not in FREE}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    hashed = {name: value for name, value in to_plain(settings).items() if name not in FREE}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def beside(s: Settings, what: str) -> Path:

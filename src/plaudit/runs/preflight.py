@@ -92,9 +92,9 @@ class Preflight:
         for text in single:
             if any(text.removeprefix("data.") == before.text.removeprefix("data.") for before in self.findings):
                 continue
-            told = UNKNOWN.match(text)
+            unknown = UNKNOWN.match(text)
             named = (word for word in re.findall(r"[a-z_]+(?:\.\w+)*", text) if word in keys)
-            own = told[1] if told else key or next(named, "")
+            own = unknown[1] if unknown else key or next(named, "")
             self.findings.append(Finding(key=own, text=text, problem=problem))
 
     def doubt(self, texts: Iterable[str], key: str = "") -> None:
@@ -120,16 +120,16 @@ def preflights(
 ) -> list[Preflight]:
     """Return what is found about a recipe: one preflight, or one for each stage of a pipeline."""
     try:
-        given = {} if recipe is None else dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
-        if "stages" in given:
-            return _of_pipeline(given, overrides)
+        tree = {} if recipe is None else dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+        if "stages" in tree:
+            return _of_pipeline(tree, overrides)
     except SettingsError as error:
         return [Preflight(findings=[Finding(key="", text=str(error), problem=True)])]
-    return [preflight(given, overrides, method=method)]
+    return [preflight(tree, overrides, method=method)]
 
 
-def _of_pipeline(given: Mapping[str, Any], overrides: Sequence[str]) -> list[Preflight]:
-    settings = load_pipeline(given, overrides)
+def _of_pipeline(tree: Mapping[str, Any], overrides: Sequence[str]) -> list[Preflight]:
+    settings = load_pipeline(tree, overrides)
     folder = Path(settings.output) / settings.name
     found: dict[str, Preflight] = {}
     written = 0.0
@@ -163,8 +163,8 @@ def preflight(
     found.wrong(problems)
     if mistyped(found.settings):
         return found
-    found.wrong(told for told in wrong(found.settings) if told not in problems)
-    found.doubt(f"{found.settings.method} does not use {told}" for told in unused(found.settings))
+    found.wrong(problem for problem in wrong(found.settings) if problem not in problems)
+    found.doubt(f"{found.settings.method} does not use {problem}" for problem in unused(found.settings))
     found.doubt(left_over(recipe, overrides), "data.validation")
     _models(found, found.settings, stages or {})
     _data(found, found.settings)
@@ -216,13 +216,13 @@ def _data(found: Preflight, s: Settings) -> None:
     if not found.tokenizer:
         return
     with found.asking("data"):
-        given = {"train": s.data.fed, "validation": s.data.apart}
-        missing = [name for value in given.values() for name in absent(value)]
-        far = [name for value in given.values() for name in value if fetched(name) and name not in missing]
+        paths = {"train": s.data.fed, "validation": s.data.apart}
+        missing = [name for value in paths.values() for name in absent(value)]
+        far = [name for value in paths.values() for name in value if fetched(name) and name not in missing]
         found.doubt(
             [f"{name} is not a file here: `datasets` will load it; its rows were not checked" for name in far], "data"
         )
-        here = {k: [one for one in v if one not in (*far, *missing)] for k, v in given.items()}
+        here = {k: [one for one in v if one not in (*far, *missing)] for k, v in paths.items()}
         tokenizer = load_tokenizer(found.tokenizer, tried=False)
         found.vocab_size = len(tokenizer)
         if not any(here.values()):
@@ -251,8 +251,8 @@ def _steps(s: Settings) -> int:
     most = math.ceil((FEW * s.train.batch_size / s.train.epochs + s.data.prompts) / share) + 1
     most = most if s.data.limit is None else min(most, s.data.limit)
     rows = sum(1 for name in s.data.fed for _ in islice(scan_rows(name, split=s.data.split_of(name)), most))
-    kept = rows * share - s.data.prompts
-    return max(1, round(s.train.epochs * math.ceil(kept / s.train.batch_size)))
+    train_rows = rows * share - s.data.prompts
+    return max(1, round(s.train.epochs * math.ceil(train_rows / s.train.batch_size)))
 
 
 def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
@@ -261,10 +261,10 @@ def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
     if preview.problem:
         found.wrong([f"{report.source}: {preview.problem.removeprefix(f'{report.source}: ')}"], key)
         return
-    bad = [f"bad row {told}" for told in report.bad_examples]
+    bad = [f"bad row {row}" for row in report.bad_examples]
     if report.bad_rows > s.data.bad_rows:
         more = f"Correct the row, or set data.bad_rows above {s.data.bad_rows}"
-        found.wrong([f"{told} {more}" for told in bad], key)
+        found.wrong([f"{row} {more}" for row in bad], key)
     else:
         found.doubt(bad, key)
     of = f"of the first {report.read} rows of {report.source}"
@@ -279,11 +279,11 @@ def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
 
 def _functions(found: Preflight, s: Settings, prompts: Sequence[Prompt]) -> None:
     """Call each reward function for the first prompts, with their references as answers."""
-    for number, given in enumerate(s.rewards if prompts else ()):
-        if given.kind not in {*KINDS} - {"function"}:
+    for number, settings in enumerate(s.rewards if prompts else ()):
+        if settings.kind not in {*KINDS} - {"function"}:
             # `wrong` tells of a function that is not there, and what one prints is no part of the report
             with suppress(*ERRORS, TypeError, AttributeError), redirect_stdout(sys.stderr):
-                reward = function_reward(replace(given, deadline=min(given.deadline, PATIENCE)))
+                reward = function_reward(replace(settings, deadline=min(settings.deadline, PATIENCE)))
                 assert isinstance(reward, FunctionReward)
                 problems, doubts = reward.tried(prompts)
                 found.wrong(problems, f"rewards.{number}")
@@ -300,16 +300,16 @@ def _room(found: Preflight, s: Settings, tokenizer: Any) -> None:
         room = config.max_positions
         found.wrong(unfit := longest.unfit("the model", room), key)
         if not unfit and most.tokens > room:
-            told = f"rows may take up to {most.tokens} tokens by these settings, and the model has room for {room}"
-            found.doubt([f"{told}: a longer row than the first ones would end the start"], key)
+            text = f"rows may take up to {most.tokens} tokens by these settings, and the model has room for {room}"
+            found.doubt([f"{text}: a longer row than the first ones would end the start"], key)
         with found.asking("runtime.mesh"):
             check_mesh(config, Mesh(**s.runtime.axes))
         if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
             with found.asking("runtime.mesh"):
                 check_tensor(config, Mesh(tensor=s.runtime.rollout_width))
         if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
-            told = f"the tokenizer's ids reach {largest}, the model's vocab_size is {config.vocab_size}"
-            found.wrong([f"{told}: give its own tokenizer, or a fresh model of at least that size"], "model.tokenizer")
+            text = f"the tokenizer's ids reach {largest}, the model's vocab_size is {config.vocab_size}"
+            found.wrong([f"{text}: give its own tokenizer, or a fresh model of at least that size"], "model.tokenizer")
     if s.samples:
         present = [reward for reward in s.rewards if reward.kind == "judge" and at_home(reward.path).is_dir()]
         with found.asking("rewards"):

@@ -1,6 +1,6 @@
 """Write the rows that a script or notebook passes to a run into a file, since a run reads only files.
 
-    list, generator, DataFrame, datasets' own -> plain rows -> OUTPUT/.given/data-DIGEST.jsonl
+    list, generator, DataFrame, datasets' own -> plain rows -> OUTPUT/.passed/data-DIGEST.jsonl
     dict or DatasetDict                       -> its splits `train` and `validation`
 
 Left out: the meaning of columns, which `data` reads from the file.
@@ -111,8 +111,8 @@ def _rows_of(rows: Any, name: str) -> Iterable[Any]:
     if {"itertuples", "columns", "iloc"} <= set(dir(rows)):
         return _rows_of_frame(rows, name)
     if isinstance(rows, Mapping | bytes) or not isinstance(rows, Iterable):
-        told = _listed(rows) if isinstance(rows, Mapping) else f"a {type(rows).__name__}"
-        raise SettingsError(f"data ({name}) is {told}: give {FORMS}")
+        kind = _listed(rows) if isinstance(rows, Mapping) else f"a {type(rows).__name__}"
+        raise SettingsError(f"data ({name}) is {kind}: give {FORMS}")
     return map(table_row, rows) if "features" in dir(rows) else rows  # of datasets: rows are a table's
 
 

@@ -23,8 +23,8 @@ from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
-from plaudit.runs.given import Given, GivenReward, Recipe, is_quiet
 from plaudit.runs.page import last_page
+from plaudit.runs.passed import PassedObjects, PassedReward, Recipe, is_quiet
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
 from plaudit.runtime.memory import keep_freed_memory
@@ -44,7 +44,7 @@ def run(
     tokenizer: Any = None,
     data: Any = None,
     validation: Any = None,
-    rewards: Sequence[GivenReward] = (),
+    rewards: Sequence[PassedReward] = (),
     reporter: Reporter | None = None,
     hooks: Iterable[Hook] = (),
 ) -> Run:
@@ -67,7 +67,7 @@ def run(
     Objects are stored in OUTPUT/.given. `resume` continues with the same objects and refuses others.
     """
     hooks, say = checked(hooks), (reporter or Reporter(quiet=is_quiet(settings))).say
-    with Given(model, tokenizer, data, validation, rewards).placed(settings, say) as placed:
+    with PassedObjects(model, tokenizer, data, validation, rewards).placed(settings, say) as placed:
         return _begun(placed, reporter, hooks)
 
 
@@ -112,8 +112,8 @@ def _run(
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
-    kept = "logs and samples" if settings.samples else "logs"
-    reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.place}")
+    written = "logs and samples" if settings.samples else "logs"
+    reporter.say(f"{settings.method}: {written} in {folder}, checkpoints in {store.place}")
     reporter.say(f"to watch it: {_serving(folder)}\n  then open: {address_of_run(folder)}")
     with stops_for_caller(), reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():

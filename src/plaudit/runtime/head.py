@@ -51,8 +51,8 @@ class HeadWatch:
         while not self._closed.is_set():
             with contextlib.suppress(Exception):  # no answer either, whatever it is
                 if self._ask():
-                    told, self._missed = self._missed > SIGNS, 0
-                    if told and not self._closed.is_set():
+                    was_silent, self._missed = self._missed > SIGNS, 0
+                    if was_silent and not self._closed.is_set():
                         _told(self._say, "the cluster's head answers again")
             self._closed.wait(self._timeout / SIGNS)
 

@@ -56,8 +56,8 @@ class RankOutOfMemory(OutOfMemory):
 def out_of_memory(error: BaseException) -> bool:
     """True if an allocation failed: Python's MemoryError, torch's error on a GPU, or a plain RuntimeError of torch or
     oneDNN on the CPU."""
-    told = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    return told or (isinstance(error, RuntimeError) and any(re.search(words, str(error)) for words in SAID))
+    is_memory_error = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return is_memory_error or (isinstance(error, RuntimeError) and any(re.search(words, str(error)) for words in SAID))
 
 
 @contextmanager

@@ -193,8 +193,8 @@ class RayWorker(Generic[Kind_co]):
 
     async def vouches(self, others: Sequence[RayWorker[Any]]) -> list[int]:
         """Ask the worker for a sign. Return the ids of processes among `others`, on its node, that it vouches for."""
-        told = await self._sign(self._actor.vouch, [one.pid for one in others], self.heartbeat_timeout / 4)
-        return told or []
+        lost = await self._sign(self._actor.vouch, [one.pid for one in others], self.heartbeat_timeout / 4)
+        return lost or []
 
     async def _sign(self, method: Any, *arguments: Any) -> Any:
         """Return the worker's answer to a heartbeat. Without one in time, end the worker and return None."""
@@ -297,8 +297,8 @@ def _cause(error: Exception) -> str:
     """Return the reason of a loss as text: for a dead node the end of Ray's message, else its first line."""
     if isinstance(error, exceptions.ObjectLostError):
         return f"what it returned is lost ({type(error).__name__})"
-    told = str(error)
-    return f"its node is gone ({told.rpartition(': ')[2].strip()})" if "its node has died" in told else reason_of(error)
+    text = str(error)
+    return f"its node is gone ({text.rpartition(': ')[2].strip()})" if "its node has died" in text else reason_of(error)
 
 
 async def _plain(reference: Any) -> Any:

@@ -69,9 +69,9 @@ def equal_share(
     return {"CPU": cpus} | gpu
 
 
-def reserved(given: Mapping[str, float], share: Resources) -> Resources:
+def reserved(resources: Mapping[str, float], share: Resources) -> Resources:
     """Return a process's bundle: the equal share, overridden by its explicit reservation name by name."""
-    return share | {name: float(amount) for name, amount in given.items()}
+    return share | {name: float(amount) for name, amount in resources.items()}
 
 
 def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what: str) -> None:

@@ -256,9 +256,9 @@ class RuntimeSettings(Section):
         return Servers(**self.servers) if self.strategy == SERVER and not [*self._about_servers()] else None
 
     def contradictions(self) -> Iterator[str]:
-        yield from (f"placement{told}" for told in faults(self.placement))
+        yield from (f"placement{why}" for why in faults(self.placement))
         for call, ranks in self.apart.items():
-            yield from (f"placement.{call}.{told}" for told in ranks.contradictions() if told.startswith("mesh"))
+            yield from (f"placement.{call}.{why}" for why in ranks.contradictions() if why.startswith("mesh"))
         for axis in self.mesh:
             if axis not in AXES:
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
@@ -282,22 +282,22 @@ class RuntimeSettings(Section):
                 "strategy=fsdp and a number of ranks by num_training_workers or data"
             )
         yield from self._about_servers()
-        for key, given in self._reserved().items():
-            if "CPU" in given and not any(given.values()):
-                yield f"{key}={given} reserves nothing: give a part of a CPU, such as 0.1"
+        for key, resources in self._reserved().items():
+            if "CPU" in resources and not any(resources.values()):
+                yield f"{key}={resources} reserves nothing: give a part of a CPU, such as 0.1"
 
     def _about_servers(self) -> Iterator[str]:
         known = [one.name for one in fields(Servers)]
         if unknown := [key for key in self.servers if key not in known]:
             yield from (f"servers has no {key!r}{nearest(key, known)}" for key in unknown)
             return
-        given = Servers(**self.servers)
-        yield from complaints(given, "servers.")
+        servers = Servers(**self.servers)
+        yield from complaints(servers, "servers.")
         if self.strategy != SERVER:
             yield from [f"servers={self.servers} needs strategy={SERVER}"] if self.servers else []
             return
-        if given.quorum > self.num_training_workers:
-            yield f"servers.quorum={given.quorum} is more than num_training_workers={self.num_training_workers}"
+        if servers.quorum > self.num_training_workers:
+            yield f"servers.quorum={servers.quorum} is more than num_training_workers={self.num_training_workers}"
         if axes := [axis for axis, size in self.mesh.items() if (axis in PARTS and size > 1) or axis == MIRRORS]:
             yield f"mesh has {axes[0]}, and strategy={SERVER} has no workers of parts: leave it out, or take another"
         if "optimizer" in self.offload:
@@ -307,7 +307,7 @@ class RuntimeSettings(Section):
         """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
         own = ["placement"] * any(not where.shares for where in self.calls.values())  # one process takes turns too
         keys = () if self.kind == "ray" else OF_RANKS if replays else (*OF_RAY, *own)
-        return [f"{told} needs runtime=ray" for told in self._changed(keys)]
+        return [f"{key} needs runtime=ray" for key in self._changed(keys)]
 
     def about_backend(self, *, device: str, samples: bool, shared: bool) -> list[str]:
         """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
@@ -325,35 +325,35 @@ class RuntimeSettings(Section):
         if (sent := samples and self.weights == "collective") and shared:
             return [SHARED]
         asked = self._reserved() if sent else {"resources_per_worker": self.resources_per_worker}
-        lacking = [key for key, given in asked.items() if given.get("GPU", 0.0) < 1]
+        lacking = [key for key, resources in asked.items() if resources.get("GPU", 0.0) < 1]
         return [f"runtime.backend=nccl needs a GPU for each process: set runtime.{key}={{GPU: 1}}" for key in lacking]
 
     def _changed(self, keys: Iterable[str]) -> list[str]:
         """Return those of the keys that differ from their defaults, as key=value."""
         pairs = zip(leaves(self), leaves(RuntimeSettings), strict=True)
-        changed = {given.key: given.value for given, default in pairs if given.value != default.value}
+        changed = {leaf.key: leaf.value for leaf, default in pairs if leaf.value != default.value}
         return [f"{key}={changed[key]}" for key in keys if key in changed]
 
     def _reserved(self) -> dict[str, dict[str, float]]:
-        return {key: given for key, given in vars(self).items() if key.startswith("resources_per")}
+        return {key: value for key, value in vars(self).items() if key.startswith("resources_per")}
 
 
-def placed(given: Any) -> dict[str, Where]:
+def placed(placement: Any) -> dict[str, Where]:
     """Calls whose place is given. Empty if something is wrong with it (`faults`), or it is still to be chosen."""
-    wrong = given in PLANNED or next(faults(given), None)
-    return {} if wrong else {call: Where(**entry) for call, entry in given.items()}
+    wrong = placement in PLANNED or next(faults(placement), None)
+    return {} if wrong else {call: Where(**entry) for call, entry in placement.items()}
 
 
-def faults(given: Any) -> Iterator[str]:
+def faults(placement: Any) -> Iterator[str]:
     """What is wrong with a placement, as ends of sentences that begin with its key."""
-    if not isinstance(given, Mapping):
-        if given not in PLANNED:
+    if not isinstance(placement, Mapping):
+        if placement not in PLANNED:
             yield (
-                f"={shown(given)} must be one of {', '.join(PLANNED)}, or a mapping of calls ({', '.join(CALLS)}), "
+                f"={shown(placement)} must be one of {', '.join(PLANNED)}, or a mapping of calls ({', '.join(CALLS)}), "
                 "such as {reference: {workers: 2}}"
             )
         return
-    for call, entry in given.items():
+    for call, entry in placement.items():
         if call in ELSEWHERE:
             yield f" has {call}: {ELSEWHERE[call]} says where that is"
         elif call not in CALLS:
@@ -361,10 +361,10 @@ def faults(given: Any) -> Iterator[str]:
         elif not isinstance(entry, Mapping) or not entry:
             yield f".{call}={shown(entry)} must be {FORMS[call]}"
         else:
-            yield from _of_call(call, entry, given)
+            yield from _of_call(call, entry, placement)
 
 
-def _of_call(call: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+def _of_call(call: str, entry: Mapping[str, Any], placement: Mapping[str, Any]) -> Iterator[str]:
     with_others = ("inside", "shares") if call == GENERATE else ("inside",)
     known = with_others if call == GENERATE else (*OWN, *with_others)
     if unknown := [key for key in entry if key not in known]:
@@ -373,11 +373,11 @@ def _of_call(call: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> I
     if (named := [key for key in with_others if key in entry]) and len(entry) > 1:
         yield f".{call}={shown(entry)} has more than {named[0]}: keep {FORMS[call]}"
         return
-    hosts = [TRAIN, *(other for other in MODELS if call != GENERATE and other != call and _own(given.get(other)))]
+    hosts = [TRAIN, *(other for other in MODELS if call != GENERATE and other != call and _own(placement.get(other)))]
     for key in named:
         if entry[key] not in hosts:
             yield f".{call}.{key}={shown(entry[key])} has no processes of its own: take {' or '.join(hosts)}"
-    yield from (f".{call}.{told}" for told in _own_ranks(entry))
+    yield from (f".{call}.{problem}" for problem in _own_ranks(entry))
 
 
 def _own(entry: Any) -> bool:

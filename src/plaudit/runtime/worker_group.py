@@ -48,8 +48,8 @@ class WorkerGroup(ABC, Generic[Kind_co]):
     ) -> list[Result]:
         """Call a method on all ranks, each with its shard of the batch. Return one result per shard, in order."""
         each = self.world // self.stages
-        given = [(shard, *arguments) for shard in batch.shards(each // self.width) for _ in range(self.width)]
-        return (await self.scatter(method, given * self.stages))[-each :: self.width]
+        calls = [(shard, *arguments) for shard in batch.shards(each // self.width) for _ in range(self.width)]
+        return (await self.scatter(method, calls * self.stages))[-each :: self.width]
 
     def part(self, kind: type[Other], name: str) -> WorkerGroup[Other]:
         """Return a group that calls one part of every worker in the same processes: the one `part(name)` yields."""

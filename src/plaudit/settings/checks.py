@@ -180,14 +180,14 @@ def _about_offload(s: Settings, *, referred: bool) -> list[str]:
     """Return a problem if runtime.offload lists `reference` without effect on any device; else []."""
     if "reference" not in s.runtime.offload:
         return []
-    told = "runtime.offload: reference has no effect"
+    prefix = "runtime.offload: reference has no effect"
     if not referred:
-        return [f"{told}: {s.method} with these settings asks for no reference"]
+        return [f"{prefix}: {s.method} with these settings asks for no reference"]
     rank = s.model.lora.rank
     if rank > 0 and s.reference.path is None:
         why = "the reference is the policy with its adapters off, and takes no memory of its own"
-        return [f"{told} with model.lora.rank={rank}: {why}"]
-    return [f"{told} beside weights, which offloads all models"] if s.runtime.offloaded else []
+        return [f"{prefix} with model.lora.rank={rank}: {why}"]
+    return [f"{prefix} beside weights, which offloads all models"] if s.runtime.offloaded else []
 
 
 def _about_rewards(s: Settings) -> list[str]:
@@ -257,7 +257,7 @@ def _about_others(s: Settings, what: str, thing: object) -> list[str]:
 
 
 def _about_runtime(s: Settings) -> list[str]:
-    problems = [f"runtime.{told}" for told in s.runtime.unread(replays=s.rollout.replay is not None)]
+    problems = [f"runtime.{problem}" for problem in s.runtime.unread(replays=s.rollout.replay is not None)]
     problems += _about_others(s, f"method={s.method}", type(s.algorithm))
     problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.runtime.shares)
     if s.runtime.offloaded and s.device == "cpu":
@@ -327,7 +327,7 @@ def _about_placement(s: Settings) -> list[str]:
     where = calls.get(GENERATE)
     if where is None or list(s.rollout.contradictions()):
         return problems
-    given, rollout = f"runtime.placement.{GENERATE}={{{where}}}", s.rollout
+    key, rollout = f"runtime.placement.{GENERATE}={{{where}}}", s.rollout
     least, most = rollout.workers_range
     tensor = s.runtime.rollout_width
     cannot = {
@@ -345,7 +345,7 @@ def _about_placement(s: Settings) -> list[str]:
             ),
             f"rollout.workers={least}: each training rank is one": least != 1,
         }
-    return problems + [f"{given} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
+    return problems + [f"{key} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
 
 
 def _installed(library: str) -> bool:

@@ -82,27 +82,27 @@ def drafted(
     for text in overrides:
         with _collected(problems):
             parsed.append(parse_override(text))
-    told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), None)
-    given = at_length(as_ours(recipe, method or told, deepspeed).recipe)
-    named = told or given.get("method")
+    asked = next((str(o.value) for o in reversed(parsed) if o.key == "method"), None)
+    tree = at_length(as_ours(recipe, method or asked, deepspeed).recipe)
+    named = asked or tree.get("method")
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
     if not (method := str(method or named or "")):
         raise SettingsError("no method is given: add one, such as method: sft (`plaudit --help` lists them)")
-    _load_plugins(given, parsed)
+    _load_plugins(tree, parsed)
     algorithm = _algorithm_class(method)
 
     template = dataclasses.replace(Settings(), method=method)
     config = _structured(template, algorithm)
-    unknown = list(unknown_keys(given, Settings, algorithm=algorithm))
-    problems += [told for _, told in unknown]
-    for key, value in given.items():
+    unknown = list(unknown_keys(tree, Settings, algorithm=algorithm))
+    problems += [problem for _, problem in unknown]
+    for key, value in tree.items():
         problems += _merged(config, str(key), value, skip={path for path, _ in unknown})
     for override in parsed:
         with _collected(problems):
             override.apply(config, algorithm)
     settings = completed(dataclasses.replace(_to_object(config), method=method))
-    return settings, problems + [told for told in mistyped(settings) if told not in problems]
+    return settings, problems + [override for override in mistyped(settings) if override not in problems]
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def as_ours(
     """Return a recipe, or another system's file as one. That file's environment variables are set in this process."""
     from plaudit.settings.importers.files import opened
 
-    given = {} if recipe is None else _texts(recipe) if isinstance(recipe, Mapping) else read(recipe)
-    found = opened(given, method, deepspeed)
+    tree = {} if recipe is None else _texts(recipe) if isinstance(recipe, Mapping) else read(recipe)
+    found = opened(tree, method, deepspeed)
     os.environ.update(found.environment)
     return found
 
@@ -204,9 +204,9 @@ def _plain(value: Any) -> Any:
     return value.text if type(value).__name__ == "QuotedString" else value
 
 
-def at_length(given: Mapping[str, Any]) -> dict[str, Any]:
+def at_length(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe with its short forms written out."""
-    return {key: _at_length(key, value) for key, value in given.items()}
+    return {key: _at_length(key, value) for key, value in tree.items()}
 
 
 def _at_length(key: str, value: Any) -> Any:
@@ -223,21 +223,21 @@ def defaults(method: str) -> Settings:
 
 
 def load_tree(
-    template: type[Tree], given: Mapping[str, Any], overrides: Sequence[str] = (), *, free: Sequence[str] = ()
+    template: type[Tree], values: Mapping[str, Any], overrides: Sequence[str] = (), *, free: Sequence[str] = ()
 ) -> Tree:
     """Fill any dataclass of settings from a mapping and overrides; `free` names fields whose content is not checked."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_keys({key: value for key, value in given.items() if key not in free}, template)
+    check_keys({key: value for key, value in values.items() if key not in free}, template)
     parsed = [parse_override(text) for text in overrides]
     for override in parsed:
         check_keys(nested(override.key, override.value), template)
     config: Any = OmegaConf.structured(template)
     text = ""
     try:
-        for text in given:
-            config = OmegaConf.merge(config, {text: _at_length(text, given[text])})
+        for text in values:
+            config = OmegaConf.merge(config, {text: _at_length(text, values[text])})
         for override in parsed:
             text = shortened(override.text)
             config = OmegaConf.merge(config, nested(override.key, override.value))
@@ -245,7 +245,7 @@ def load_tree(
         refuse(mistyped(tree))
         return typing.cast(Tree, tree)
     except (OmegaConfBaseException, *NO_VALUE) as error:
-        where = _where(error, text) if text in given else text  # an override says the whole key itself
+        where = _where(error, text) if text in values else text  # an override says the whole key itself
         raise SettingsError(f"{where}: {_first_line(error)}") from error
 
 
@@ -270,10 +270,10 @@ def check_known(name: str, known: Iterable[str], *, what: str) -> None:
         raise SettingsError(f"there is no {what} {name!r}{nearest(name, known)}")
 
 
-def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> None:
+def _load_plugins(tree: Mapping[str, Any], overrides: Sequence[Override]) -> None:
     from plaudit.support.plugins import PluginError, load_plugins
 
-    plugins = next((o.value for o in reversed(overrides) if o.key == "plugins"), given.get("plugins")) or []
+    plugins = next((o.value for o in reversed(overrides) if o.key == "plugins"), tree.get("plugins")) or []
     if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
         raise SettingsError(f"plugins={plugins!r} must be a list of Python files")
     try:
@@ -315,7 +315,7 @@ def _merged(config: Any, key: str, value: Any, *, skip: Collection[str]) -> list
     except (OmegaConfBaseException, *NO_VALUE) as error:
         if section and isinstance(value, Mapping):
             parts = [_merged(config, f"{key}.{name}", part, skip=skip) for name, part in value.items()]
-            if found := [told for part in parts for told in part]:
+            if found := [problem for part in parts for problem in part]:
                 return found
         if any(one.startswith(f"{key}.") for one in skip):
             return []  # because of a key that is not there
@@ -343,22 +343,22 @@ def _with_tuples(method: Any) -> Any:
     return dataclasses.replace(method, **{name: tuple(pair) for name, pair in pairs.items() if isinstance(pair, list)})
 
 
-def check_keys(given: Any, template: type, *, algorithm: type | None = None) -> None:
+def check_keys(tree: Any, template: type, *, algorithm: type | None = None) -> None:
     """Raise SettingsError for keys that the tree lacks."""
-    refuse([told for _, told in unknown_keys(given, template, algorithm=algorithm)], plain=True)
+    refuse([problem for _, problem in unknown_keys(tree, template, algorithm=algorithm)], plain=True)
 
 
 def unknown_keys(
-    given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
+    tree: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, message) for each unknown key. The message suggests settings of that name elsewhere and siblings that
     contain it, else our name for another framework's key, else the closest spelling."""
     root = root or template
-    if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
+    if not isinstance(tree, Mapping) or not dataclasses.is_dataclass(template):
         return
     hints = typing.get_type_hints(template)
     known = {f.name: hints[f.name] for f in dataclasses.fields(template)}
-    for key, value in given.items():
+    for key, value in tree.items():
         path = f"{prefix}{key}"
         if key not in known:
             every = [*leaves(root), *(leaves(algorithm, "algorithm.") if algorithm is not None else ())]
@@ -366,7 +366,7 @@ def unknown_keys(
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
             near = one_of(here + elsewhere) if few else nearest(str(key), known, prefix)
-            theirs = {one: told for one in flat(value, path) if (told := meant_in(root, one))}
+            theirs = {one: meaning for one in flat(value, path) if (meaning := meant_in(root, one))}
             answers = {path: near} if few or not theirs else theirs
             yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())
             continue

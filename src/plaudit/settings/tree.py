@@ -116,8 +116,8 @@ def unused(s: Settings) -> list[str]:
     idle = ["train.batch_size"] if online else ["rollout.", "shaping."]
     idle += [] if Role.CRITIC in s.objective.asks else ["critic."]
     default = {leaf.key: leaf.value for leaf in leaves(Settings())}
-    given = [leaf for leaf in leaves(s) if leaf.key.startswith(tuple(idle)) and leaf.value != default[leaf.key]]
-    return [f"{leaf.key}={shown(leaf.value)}" for leaf in given]
+    changed = [leaf for leaf in leaves(s) if leaf.key.startswith(tuple(idle)) and leaf.value != default[leaf.key]]
+    return [f"{leaf.key}={shown(leaf.value)}" for leaf in changed]
 
 
 def annotated(found: Iterable[Leaf], default: Mapping[str, Any]) -> str:

@@ -104,17 +104,17 @@ def local_copy(address: str) -> Path:
     sealed = there.read(*parts, MANIFEST) if MANIFEST in names else b""
     sizes: list[Any] = [there.files.size(there.at(*parts, name)) for name in names]
     key = hashlib.sha256(json.dumps([there.name, parts, names, sizes]).encode() + sealed).hexdigest()[:24]
-    kept = cache_folder() / "addresses" / key
-    if not kept.is_dir():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".writing-") as part:
+    cached = cache_folder() / "addresses" / key
+    if not cached.is_dir():
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".writing-") as part:
             there.get(Path(part) / "model", names, *parts)
             for name, digest in (json.loads(sealed)["files"] if sealed else {}).items():
                 if digest_of(Path(part) / "model" / name) != digest:
                     raise AddressError(f"{there.at(*parts, name)} is damaged: it changed since it was saved")
-            if not kept.is_dir():  # another process may have been quicker
-                shutil.move(Path(part) / "model", kept)
-    return kept
+            if not cached.is_dir():  # another process may have been quicker
+                shutil.move(Path(part) / "model", cached)
+    return cached
 
 
 def digest_of(path: Path) -> str:

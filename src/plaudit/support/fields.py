@@ -173,12 +173,12 @@ def flat(plain: Any, prefix: str = "") -> dict[str, Any]:
 
 def complaints(tree: Any, prefix: str = "") -> list[str]:
     """Return everything that is wrong with a tree's values, each with its key, what was given and what is allowed."""
-    return [told for leaf in leaves(tree, prefix) if (told := leaf.complaint())] + list(_contradictions(tree, prefix))
+    return [why for leaf in leaves(tree, prefix) if (why := leaf.complaint())] + list(_contradictions(tree, prefix))
 
 
 def _contradictions(tree: Any, prefix: str) -> Iterator[str]:
     if isinstance(tree, Section):
-        yield from (f"{prefix}{told}" for told in tree.contradictions())
+        yield from (f"{prefix}{why}" for why in tree.contradictions())
     for one in fields(tree):
         for path, part in _parts(f"{prefix}{one.name}", getattr(tree, one.name)):
             yield from _contradictions(part, f"{path}.")
@@ -186,12 +186,12 @@ def _contradictions(tree: Any, prefix: str) -> Iterator[str]:
 
 def mistyped(tree: Any, prefix: str = "") -> list[str]:
     """Return complaints about values of a wrong type, whose bounds cannot be checked."""
-    return [told for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (told := one.complaint())]
+    return [why for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (why := one.complaint())]
 
 
 def wrong(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> list[str]:
     """Return everything that is wrong with a tree, also by `finders`. If there are wrong types, return only those."""
-    return mistyped(tree, prefix) or [*complaints(tree, prefix), *(told for find in finders for told in find(tree))]
+    return mistyped(tree, prefix) or [*complaints(tree, prefix), *(why for find in finders for why in find(tree))]
 
 
 def check(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> None:

@@ -70,9 +70,9 @@ def check_writable(target: Path) -> None:
 
 def error_number(error: Exception) -> int | None:
     """Return the system's number of an error, or None. Libraries in Rust give it only in their text."""
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    if told:
-        return int(told[1])
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    if match:
+        return int(match[1])
     return error.errno if isinstance(error, OSError) else None
 
 

@@ -25,9 +25,9 @@ def visible(text: str, *, line: bool = False) -> str:
     with `line` they are escaped too. JSON keeps its meaning. Text that is escaped already does not change."""
     if text.isprintable():
         return text
-    kept = JOINERS if line else JOINERS + "\n\t"
+    allowed = JOINERS if line else JOINERS + "\n\t"
     for letter in set(text):
-        if not letter.isprintable() and letter not in kept:
+        if not letter.isprintable() and letter not in allowed:
             text = text.replace(letter, _escaped(letter))
     return text
 

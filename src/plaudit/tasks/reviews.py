@@ -31,7 +31,7 @@ NOISE = 1.0
 class ReviewsSize:
     """How many rows of each kind are made."""
 
-    seen: int = 240_000
+    imitated: int = 240_000
     """Passages to imitate."""
     labelled: int = 8_000
     """Prompts whose answers are labelled and that training answers."""
@@ -46,13 +46,13 @@ def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
-            kept: list[str] = []
+            words: list[str] = []
             for sentence in re.split(r"(?<=[.!?])\s+", " ".join(row["text"].split())):
-                kept += sentence.split()
-                if len(kept) >= SHORTEST:
-                    if len(kept) <= LONGEST:
-                        yield " ".join(kept), {"pos": True, "neg": False}.get(row.get("label", ""))
-                    kept = []
+                words += sentence.split()
+                if len(words) >= SHORTEST:
+                    if len(words) <= LONGEST:
+                        yield " ".join(words), {"pos": True, "neg": False}.get(row.get("label", ""))
+                    words = []
 
 
 def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize | None = None) -> float:
@@ -69,9 +69,10 @@ def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize
     gold.save(folder / "gold")
     texts = [text for name in names[1:] for text, _ in passages(source / name)]
     rng.shuffle(texts)
-    rows = [_begun(text, rng) for text in texts[: size.seen + size.labelled + 2 * size.held_out]]
-    imitated, validation = rows[: size.seen], rows[size.seen : size.seen + size.held_out]
-    prompts = [{"prompt": text} for text in dict.fromkeys(row["prompt"] for row in rows[size.seen + size.held_out :])]
+    rows = [_begun(text, rng) for text in texts[: size.imitated + size.labelled + 2 * size.held_out]]
+    imitated, validation = rows[: size.imitated], rows[size.imitated : size.imitated + size.held_out]
+    rest = rows[size.imitated + size.held_out :]
+    prompts = [{"prompt": text} for text in dict.fromkeys(row["prompt"] for row in rest)]
     write_rows(folder / "sft.jsonl", imitated)
     write_rows(folder / "sft_validation.jsonl", validation)
     write_rows(folder / "prompts_test.jsonl", prompts[: size.held_out])

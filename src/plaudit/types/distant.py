@@ -121,9 +121,9 @@ def here(completions: Sequence[Completion]) -> Sequence[Completion]:
 
 
 def _fetched(sources: Sequence[Source | None]) -> list[Columns]:
-    kept = [source for source in sources if source is not None]
-    assert len(kept) == len(sources), "`arrived` gives distant numbers their source"
-    return kept[0].all(kept) if kept else []
+    known = [source for source in sources if source is not None]
+    assert len(known) == len(sources), "`arrived` gives distant numbers their source"
+    return known[0].all(known) if known else []
 
 
 def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None, Told]:
@@ -136,7 +136,7 @@ def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None
         "behaviour": np.concatenate([np.asarray(one.logprobs, np.float32) for one in completions]),
         "version": np.concatenate([np.asarray(one.versions, np.int32) for one in completions]),
     }
-    told: Told = []
+    listed: Told = []
     stop = 0
     for one, length in zip(completions, lengths, strict=True):
         start, stop = stop, stop + length
@@ -144,14 +144,14 @@ def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None
         begins = np.flatnonzero(np.diff(versions, prepend=versions[:1] - 1))
         runs = list(zip(versions[begins].tolist(), np.diff(begins, append=length).tolist(), strict=True))
         tokens, logprobs = Distant("tokens", start, stop), Distant("behaviour", start, stop)
-        told.append((replace(one, tokens=tokens, logprobs=logprobs, versions=()), runs))
-    return columns, told
+        listed.append((replace(one, tokens=tokens, logprobs=logprobs, versions=()), runs))
+    return columns, listed
 
 
-def arrived(told: Told, source: Source) -> list[Completion]:
+def arrived(listed: Told, source: Source) -> list[Completion]:
     """Return the completions of what `apart` told. `source` has their columns."""
     found = []
-    for one, runs in told:
+    for one, runs in listed:
         if isinstance(one.tokens, Distant) and isinstance(one.logprobs, Distant):
             one.tokens.source = one.logprobs.source = source
             versions = Numbers("i")

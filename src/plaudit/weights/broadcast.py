@@ -16,7 +16,7 @@ from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
 from plaudit.weights.changes import OtherBaseError
 from plaudit.weights.collective import AbsentError, CollectiveError, Invitation, NotHeldError
-from plaudit.weights.parcel import Given
+from plaudit.weights.packed import PackReport
 from plaudit.weights.transport import Giver, Holder, Outcome, Shipment, Store, Transport, outcome_of
 
 
@@ -42,9 +42,9 @@ class Collective:
 
     async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
         device = "cuda" if self.backend == "nccl" else "cpu"
-        told = await ranks.each(Giver.hold, version, device)
-        giving = [(rank, given) for rank, given in zip(ranks.workers, told, strict=True) if given.parts]
-        return Broadcast(self, tuple(rank for rank, _ in giving), version, [given for _, given in giving])
+        reports = await ranks.each(Giver.hold, version, device)
+        giving = [(rank, report) for rank, report in zip(ranks.workers, reports, strict=True) if report.parts]
+        return Broadcast(self, tuple(rank for rank, _ in giving), version, [report for _, report in giving])
 
     async def deliver(
         self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
@@ -128,14 +128,14 @@ class Collective:
     ) -> dict[Worker[Holder], Outcome]:
         """Return the outcomes, without workers that failed only because another was lost. If some failed and none is
         known to be lost, kill those that failed and count them as lost."""
-        told = dict(zip(workers, found, strict=True))
-        failed = [worker for worker in workers if isinstance(told[worker], CollectiveError)]
-        settled = {worker: outcome_of(told[worker]) for worker in workers if worker not in failed}
+        outcomes = dict(zip(workers, found, strict=True))
+        failed = [worker for worker in workers if isinstance(outcomes[worker], CollectiveError)]
+        settled = {worker: outcome_of(outcomes[worker]) for worker in workers if worker not in failed}
         for worker in absent:
             settled[worker] = WorkerLost(worker.name, self._late)
         if not any(isinstance(outcome, WorkerLost) for outcome in settled.values()):
             for worker in failed:
-                reason = f"a broadcast of weights failed ({told[worker]})"
+                reason = f"a broadcast of weights failed ({outcomes[worker]})"
                 worker.kill(reason)
                 settled[worker] = WorkerLost(worker.name, reason)
         return settled
@@ -148,11 +148,11 @@ class Broadcast:
     transport: Collective
     givers: tuple[Worker[Giver], ...]
     version: int
-    told: Sequence[Given]
+    reports: Sequence[PackReport]
 
     @property
     def digest(self) -> str:
-        return self.told[0].digest
+        return self.reports[0].digest
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
         return await self.transport.deliver(self.givers, self.version, workers, attempt)

@@ -1,11 +1,11 @@
-"""Parcels of only the bfloat16 numbers that changed since the last version; a small step changes few of them.
+"""Packed weights of only the bfloat16 numbers that changed since the last version; a small step changes few of them.
 
-    whole Parcels of two versions -> changes -> a Parcel with a base -> completed, on what a worker holds of the base
+    PackedWeights of two versions -> changes -> PackedWeights with a base -> completed, with what a worker holds
 
 A changed number takes two bytes: the gap to the last sent number, and the difference of the bit patterns as integers,
 which is 1 or -1 for most. If a gap does not fit into a byte, unchanged numbers are sent in between. If a difference
 does not fit, the number itself is sent. A bucket whose changes are no smaller is sent whole. The digest is that of all
-weights, so a worker refuses a parcel that it assembled wrongly.
+weights, so a worker refuses weights that it assembled wrongly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plaudit.weights.parcel import Parcel
+from plaudit.weights.packed import PackedWeights
 from plaudit.weights.pieces import WeightsError
 
 REACH = 256
@@ -28,30 +28,30 @@ HEAD = 8
 
 
 class OtherBaseError(WeightsError):
-    """The worker does not hold the version that the changes are based on, and needs whole parcels."""
+    """The worker does not hold the version that the changes are based on, and needs whole weights."""
 
 
 @torch.no_grad()
-def changes(base: Parcel, whole: Parcel) -> Parcel:
-    """Return a parcel of the changes from `base` to `whole`, which must have the same entries."""
+def changes(base: PackedWeights, whole: PackedWeights) -> PackedWeights:
+    """Return the packed changes from `base` to `whole`, which must have the same entries."""
     assert base.entries == whole.entries, (base.version, whole.version)
     return replace(whole, entries=(), buckets=tuple(map(_changes, base.buckets, whole.buckets)), base=base.name)
 
 
 @torch.no_grad()
-def completed(held: Sequence[Parcel], sent: Sequence[Parcel]) -> list[Parcel]:
-    """Return the sent parcels whole. Changes are applied in CPU memory; a bucket without any is that of `held`, not a
-    copy. Raises OtherBaseError if the changes are based on other parcels than `held`."""
-    if not any(parcel.base for parcel in sent):
+def completed(held: Sequence[PackedWeights], sent: Sequence[PackedWeights]) -> list[PackedWeights]:
+    """Return the sent weights whole. Changes are applied in CPU memory; a bucket without any is that of `held`, not a
+    copy. Raises OtherBaseError if the changes are based on others than `held`."""
+    if not any(packed.base for packed in sent):
         return list(sent)
-    if [parcel.base for parcel in sent] != [parcel.name for parcel in held]:
+    if [packed.base for packed in sent] != [packed.name for packed in held]:
         raise OtherBaseError(
             f"Version {sent[0].version} came as changes of {sent[0].base}, but this worker holds "
             f"{held[0].name if held else 'no weights yet'}: it needs all of them."
         )
     return [
-        replace(parcel, entries=own.entries, buckets=tuple(map(_changed, own.buckets, parcel.buckets)), base="")
-        for own, parcel in zip(held, sent, strict=True)
+        replace(packed, entries=own.entries, buckets=tuple(map(_changed, own.buckets, packed.buckets)), base="")
+        for own, packed in zip(held, sent, strict=True)
     ]
 
 

@@ -1,6 +1,6 @@
-"""Weights by broadcast, over gloo or NCCL: each giver sends its own parcel's buckets to all receivers, one call each.
+"""Weights by broadcast, over gloo or NCCL: each giver sends its own buckets to all receivers, one call each.
 
-    Sender.meet -> address -> Invitation to each member -> all arrive -> indexes, buckets -> Parcels at each Receiver
+    Sender.meet -> address -> Invitation to each member -> all arrive -> indexes, buckets -> PackedWeights per Receiver
 
 Givers are the first members of a group, which lasts while its members stay the same. Givers send nothing to each other:
 each has a process group of its own with the receivers, who take a bucket of each in turn, so that none waits for long.
@@ -27,7 +27,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from plaudit.runtime.network import free_address, let_gloo_be_reached, let_nccl_raise, listening
 from plaudit.runtime.worker import reason_of
-from plaudit.weights.parcel import Entry, Parcel
+from plaudit.weights.packed import Entry, PackedWeights
 
 DISSOLVED = "dissolved"
 
@@ -75,7 +75,7 @@ class Invitation:
 
     @property
     def indexes(self) -> list[str]:
-        """Keys under which givers gave their parcels' indexes before."""
+        """Keys under which givers gave their indexes before."""
         return [f"{self.version} index {rank}" for rank in range(self.givers)]
 
 
@@ -87,18 +87,18 @@ class _Member:
         self._kept: _Group | None = None
 
     def _group(self, invitation: Invitation) -> _Group | None:
-        kept = self._kept if invitation.group == self._number else None
+        group = self._kept if invitation.group == self._number else None
         self._number, self._kept = invitation.group, None
-        return kept
+        return group
 
 
 class Sender(_Member):
-    """A giver. It keeps its newest parcel for members that join later. Members of a group meet at the first one."""
+    """A giver. It keeps its newest weights for members that join later. Members of a group meet at the first one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parcel: Parcel | None = None
-        self.changes: Parcel | None = None
+        self.packed: PackedWeights | None = None
+        self.changes: PackedWeights | None = None
         """What is sent to those who hold the last version."""
         self._meeting: Any = None
 
@@ -111,19 +111,19 @@ class Sender(_Member):
         return address
 
     async def send(self, invitation: Invitation) -> None:
-        """Send the parcel or its changes to all receivers. Raises NotHeldError for another version; AbsentError or
+        """Send the weights or their changes to all receivers. Raises NotHeldError for another version; AbsentError or
         CollectiveError, after which the group is unusable."""
-        parcel = self.parcel
-        if parcel is None or parcel.version != invitation.version:
-            raise NotHeldError(f"version {invitation.version} is gone; the sender holds {parcel and parcel.version}")
-        sent = parcel if invitation.whole else self.changes or parcel
+        packed = self.packed
+        if packed is None or packed.version != invitation.version:
+            raise NotHeldError(f"version {invitation.version} is gone; the sender holds {packed and packed.version}")
+        sent = packed if invitation.whole else self.changes or packed
         self._kept = await asyncio.to_thread(self._send, self._group(invitation), invitation, sent)
 
-    def _send(self, group: _Group | None, invitation: Invitation, parcel: Parcel) -> _Group:
+    def _send(self, group: _Group | None, invitation: Invitation, packed: PackedWeights) -> _Group:
         # The first one's time-out ends first and names the member at fault.
         group = group or _Group(invitation, invitation.timeout * (2 if invitation.rank else 1))
-        group.give(invitation, index_of(parcel))
-        for bucket in filter(len, parcel.buckets):
+        group.give(invitation, index_of(packed))
+        for bucket in filter(len, packed.buckets):
             group.broadcast(bucket, invitation.rank)
         return group
 
@@ -144,20 +144,20 @@ class Receiver(_Member):
         super().__init__()
         self.device = device
 
-    async def receive(self, invitation: Invitation) -> list[Parcel]:
-        """Receive and return the givers' parcels, in a thread beside other work. Raises CollectiveError."""
-        parcels, self._kept = await asyncio.to_thread(self._receive, self._group(invitation), invitation)
-        return parcels
+    async def receive(self, invitation: Invitation) -> list[PackedWeights]:
+        """Receive and return the givers' packed weights, in a thread beside other work. Raises CollectiveError."""
+        packed_parts, self._kept = await asyncio.to_thread(self._receive, self._group(invitation), invitation)
+        return packed_parts
 
-    def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[list[Parcel], _Group]:
+    def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[list[PackedWeights], _Group]:
         group = group or _Group(invitation, 2 * invitation.timeout)
         device = self.device if group.nccl else "cpu"
-        parcels = [of_index(index, device=device) for index in group.taken(invitation)]
-        for buckets in itertools.zip_longest(*(parcel.buckets for parcel in parcels)):
+        packed_parts = [of_index(index, device=device) for index in group.taken(invitation)]
+        for buckets in itertools.zip_longest(*(packed.buckets for packed in packed_parts)):
             for giver, bucket in enumerate(buckets):
                 if bucket is not None and len(bucket):
                     group.broadcast(bucket, giver)
-        return parcels, group
+        return packed_parts, group
 
 
 class _Group:
@@ -238,19 +238,19 @@ class _Group:
             raise CollectiveError(reason_of(error)) from error
 
 
-def index_of(parcel: Parcel) -> str:
-    """Return a parcel as JSON without the buckets' content, but with their sizes."""
-    header = {key: value for key, value in vars(parcel).items() if key not in ("entries", "buckets")}
-    sizes = [len(bucket) for bucket in parcel.buckets]
-    return json.dumps([header, [list(asdict(entry).values()) for entry in parcel.entries], sizes])
+def index_of(packed: PackedWeights) -> str:
+    """Return packed weights as JSON without the buckets' content, but with their sizes."""
+    header = {key: value for key, value in vars(packed).items() if key not in ("entries", "buckets")}
+    sizes = [len(bucket) for bucket in packed.buckets]
+    return json.dumps([header, [list(asdict(entry).values()) for entry in packed.entries], sizes])
 
 
-def of_index(index: str, *, device: torch.device | str = "cpu") -> Parcel:
-    """Return a parcel of an `index_of` string, with uninitialised buckets to be filled."""
+def of_index(index: str, *, device: torch.device | str = "cpu") -> PackedWeights:
+    """Return the packed weights of an `index_of` string, with uninitialised buckets to be filled."""
     header, entries, sizes = json.loads(index)
     buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     found = tuple(
         Entry(name, dtype, tuple(sizes), bucket, start, size, tuple(shape), tuple(at))
         for name, dtype, sizes, bucket, start, size, shape, at in entries
     )
-    return Parcel(entries=found, buckets=buckets, **header)
+    return PackedWeights(entries=found, buckets=buckets, **header)

@@ -1,12 +1,12 @@
 """Send a version's weights from the training ranks to rollout workers in other processes.
 
-    Transport.pack(worker_group, version) -> Shipment, in parcels of each rank that sends some of the weights
+    Transport.pack(worker_group, version) -> Shipment: packed weights of each rank that sends some
              -> deliver(workers) -> an outcome per worker: version and digest, WeightsError or WorkerLost
 
     Store       through the object store: a node's workers read one copy in shared memory
     Collective  (`broadcast.py`) by broadcast, in flat buckets: between nodes and GPUs, without a stop
 
-Every worker gets all parcels, or only their changes if it holds the last version (`changes.py`). In one process nothing
+Every worker gets all of them, or only their changes if it holds the last version (`changes.py`). In one process nothing
 moves: the engine computes on the learner's own weights, without a transport.
 """
 
@@ -21,7 +21,7 @@ from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost, reason_of
 from plaudit.weights.changes import OtherBaseError
 from plaudit.weights.collective import Invitation, NotHeldError
-from plaudit.weights.parcel import Given, Parcel
+from plaudit.weights.packed import PackedWeights, PackReport
 from plaudit.weights.pieces import WeightsError
 
 Outcome = tuple[int, str] | WeightsError | WorkerLost
@@ -41,24 +41,24 @@ class Shipment(Protocol):
     def digest(self) -> str: ...
 
     @property
-    def told(self) -> Sequence[Given]: ...
+    def reports(self) -> Sequence[PackReport]: ...
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]: ...
 
 
 class Holder(Protocol):
-    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]: ...
+    async def load(self, attempt: int, *sent: PackedWeights | Invitation) -> tuple[int, str]: ...
 
 
 class Giver(Protocol):
-    """The methods of a training rank that send its weights, in parts: `parcel` returns a part, as changes of the last
-    version if it can; `whole` returns it whole, while it is the newest; `hold` keeps all parts for `send`."""
+    """The methods of a training rank that send its weights, in parts: `pack_part` returns a part, as changes of the
+    last version if it can; `whole` returns it whole, while it is the newest; `hold` keeps all parts for `send`."""
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]: ...
+    def pack_part(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]: ...
 
-    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]: ...
+    async def whole(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]: ...
 
-    def hold(self, version: int, device: str) -> Given: ...
+    def hold(self, version: int, device: str) -> PackReport: ...
 
     async def meet(self) -> str: ...
 
@@ -74,44 +74,44 @@ class Transport(Protocol):
 
 
 class Store:
-    """Put the ranks' parcels into the object store, a part of each at a time, and give workers references."""
+    """Put the ranks' packed weights into the object store, a part of each at a time, and give workers references."""
 
     async def pack(self, ranks: RayWorkerGroup[Giver], version: int) -> Shipment:
-        parcels, told = await self.kept(ranks, Giver.parcel, version)
-        return Stored(parcels, version, told[0].digest, told, partial(self.kept, ranks, Giver.whole, version))
+        parts, reports = await self.collect(ranks, Giver.pack_part, version)
+        return Stored(parts, version, reports[0].digest, reports, partial(self.collect, ranks, Giver.whole, version))
 
-    async def kept(self, ranks: RayWorkerGroup[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
-        """Return references to all parts of all ranks, and each part's digest and sizes."""
-        parcels: list[Any] = []
-        told: list[Given] = []
+    async def collect(
+        self, ranks: RayWorkerGroup[Giver], method: Any, version: int
+    ) -> tuple[list[Any], list[PackReport]]:
+        """Return references to all parts of all ranks, and a report about each part."""
+        parts, reports = list[Any](), list[PackReport]()
         part = most = 0
         while part <= most:
             pairs = await ranks.keep(method, version, part)
-            there = [(parcel, given) for parcel, given in pairs if part < given.parts]
-            parcels += [parcel for parcel, _ in there]
-            told += [given for _, given in there]
-            most = max(given.parts for _, given in pairs) - 1
+            parts += [packed for packed, report in pairs if part < report.parts]
+            reports += [report for _, report in pairs if part < report.parts]
+            most = max(report.parts for _, report in pairs) - 1
             part += 1
-        return parcels, told
+        return parts, reports
 
 
 class Stored:
-    """A `Shipment` of parcels or references to them. `wholes` fetches whole parcels if a worker cannot use changes."""
+    """A `Shipment` of packed weights, or references to them. `wholes` fetches whole ones if changes cannot be used."""
 
     def __init__(
         self,
-        parcels: Sequence[Any],
+        packed_parts: Sequence[Any],
         version: int,
         digest: str,
-        told: Sequence[Given] = (),
+        reports: Sequence[PackReport] = (),
         wholes: Callable[[], Awaitable[tuple[list[Any], Any]]] | None = None,
     ):
-        self.version, self.digest, self.told = version, digest, told
-        self._parcels, self._wholes, self._asking = parcels, wholes, asyncio.Lock()
+        self.version, self.digest, self.reports = version, digest, reports
+        self._packed_parts, self._wholes, self._asking = packed_parts, wholes, asyncio.Lock()
         self._whole: list[Any] = []
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
-        found = await _loaded(self._parcels, workers, attempt)
+        found = await _loaded(self._packed_parts, workers, attempt)
         if left := [worker for worker, one in zip(workers, found, strict=True) if isinstance(one, OtherBaseError)]:
             again = iter(await _loaded(await self._asked(), left, attempt))
             found = [next(again) if isinstance(one, OtherBaseError) else one for one in found]
@@ -127,8 +127,8 @@ class Stored:
             return self._whole
 
 
-async def _loaded(parcels: Sequence[Any], workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
-    calls = (worker.call(Holder.load, attempt, *parcels) for worker in workers)
+async def _loaded(packed_parts: Sequence[Any], workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
+    calls = (worker.call(Holder.load, attempt, *packed_parts) for worker in workers)
     return [outcome_of(one) for one in await asyncio.gather(*calls, return_exceptions=True)]
 
 

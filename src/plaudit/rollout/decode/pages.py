@@ -43,7 +43,7 @@ class PageCache(Cache):
         self.keys = self._tables(config.layers, slots, self.kv_heads, pages, self.dim, self.page)
         self.values = self._tables(config.layers, slots, self.kv_heads, self.length, width)
         self.where = torch.arange(slots, device="cpu")  # the place of each slot
-        self.seen = self.length if self.window is None else min(self.window, self.length)
+        self.span = self.length if self.window is None else min(self.window, self.length)
         tables = [(keys.data_ptr(), values.data_ptr()) for keys, values in zip(self.keys, self.values, strict=True)]
         self.tables = torch.tensor(tables, device="cpu")  # the kernels' `Tables`
 
@@ -82,5 +82,5 @@ class _Pages:
         cache, out = self.cache, query.new_empty(len(query), query.shape[1] * query.shape[2])
         new = (side_by_side(x) for x in (query, key, value))
         tables = cache.keys[layer], cache.values[layer]
-        run("decode", self.slots, self.positions, *new, *tables, out, window=cache.seen)
+        run("decode", self.slots, self.positions, *new, *tables, out, window=cache.span)
         return out

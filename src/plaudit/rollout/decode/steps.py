@@ -92,7 +92,7 @@ class Steps:
             angles = model.rotary(positions, model.dtype)
         x[:, : embedded.shape[1]] = embedded
         where = (cache.where[:n], positions.contiguous(), *angles, cache.tables, cache.keys[0], cache.values[0])
-        run("step", self.layers, *self.ends, *where, x, room, out, window=cache.seen, **self.kinds)
+        run("step", self.layers, *self.ends, *where, x, room, out, window=cache.span, **self.kinds)
         return out
 
     def _addresses(self, layer: nn.Module) -> list[int]:

@@ -64,15 +64,15 @@ class Table:
 
     def remove(self, gone: Collection[int]) -> None:
         """Free these rows, and close the gaps by moving the last rows into them."""
-        kept = len(self.drafts) - len(gone)
-        gaps = sorted(row for row in gone if row < kept)
-        movers = [row for row in range(kept, len(self.drafts)) if row not in gone]
+        left = len(self.drafts) - len(gone)
+        gaps = sorted(row for row in gone if row < left)
+        movers = [row for row in range(left, len(self.drafts)) if row not in gone]
         if gaps:
             self.cache.move(movers, gaps, max(self.drafts[row].length for row in movers))
             self.rows.move(movers, gaps)
             for gap, mover in zip(gaps, movers, strict=True):
                 self.drafts[gap] = self.drafts[mover]
-        del self.drafts[kept:]
+        del self.drafts[left:]
         self._draw()
 
     def _draw(self) -> None:

@@ -13,13 +13,13 @@ TELLING = {"rloo_k", "total_episodes", "response_length", "num_ppo_epochs", "sft
 """A file with one of these keys is of async_rlhf."""
 
 
-def theirs(given: Mapping[str, Any]) -> bool:
-    return bool(TELLING & set(given))
+def theirs(recipe: Mapping[str, Any]) -> bool:
+    return bool(TELLING & set(recipe))
 
 
-def recipe(given: Mapping[str, Any], method: str) -> Imported:
+def recipe(tree: Mapping[str, Any], method: str) -> Imported:
     """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
-    return imported(trl.reading(table("async_rlhf", "trl", "async_rlhf"), given, method), WORK)
+    return imported(trl.reading(table("async_rlhf", "trl", "async_rlhf"), tree, method), WORK)
 
 
 def steps(r: Translation) -> Found:

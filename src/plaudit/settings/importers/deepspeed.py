@@ -19,31 +19,31 @@ SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR
 AUTO = "auto"
 
 
-def recipe(given: Mapping[str, Any], method: str, base: Mapping[str, Any]) -> Imported:
+def recipe(tree: Mapping[str, Any], method: str, base: Mapping[str, Any]) -> Imported:
     """Turn a configuration into a recipe of `plaudit METHOD`, to be merged over the recipe `base`. Raises SettingsError
     with everything that cannot be used."""
     runtime = base.get("runtime")
     workers = runtime.get("num_training_workers", 1) if isinstance(runtime, Mapping) else 1
-    return imported(_reading(given, method, workers if isinstance(workers, int) else 1), WORK)
+    return imported(_reading(tree, method, workers if isinstance(workers, int) else 1), WORK)
 
 
 def settings(config: Any, outer: Translation) -> Found:
     """Settings of the DeepSpeed configuration that another system's file names or contains."""
-    given = read(config) if isinstance(config, str) else config
-    if not isinstance(given, Mapping):
+    tree = read(config) if isinstance(config, str) else config
+    if not isinstance(tree, Mapping):
         outer.problems.append(f"deepspeed={shown(config)}: give the name of a file or a section")
         return
-    reading = _reading(given, outer.method, outer.workers)
+    reading = _reading(tree, outer.method, outer.workers)
     translate(reading, WORK)
     outer.problems += [f"deepspeed: {problem}" for problem in reading.problems]
     outer.notes += [f"deepspeed: {note}" for note in reading.notes]
     yield from reading.found.items()
 
 
-def _reading(given: Mapping[str, Any], method: str, workers: int) -> Translation:
+def _reading(tree: Mapping[str, Any], method: str, workers: int) -> Translation:
     read = table("DeepSpeed", "deepspeed")
-    values = {key: value for key, value in flat(given, read.known).items() if value != AUTO}
-    return Translation(table=read, method=method, given=values, workers=workers)
+    values = {key: value for key, value in flat(tree, read.known).items() if value != AUTO}
+    return Translation(table=read, method=method, foreign=values, workers=workers)
 
 
 def batch(r: Translation) -> Found:
@@ -97,7 +97,7 @@ def scheduler(r: Translation) -> Found:
         )
     elif steps:
         yield "optimizer.warmup", steps / total
-        if "scheduler.params.warmup_type" not in r.given:
+        if "scheduler.params.warmup_type" not in r.foreign:
             r.notes.append("the learning rate rises linearly; DeepSpeed's default is logarithmic (warmup_type)")
 
 

@@ -25,13 +25,13 @@ ROWS = (
         kind=int,
         rule=Rule(least=1),
     ),
-    SettingRow(theirs=MOST, ours="rollout.workers", told=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
+    SettingRow(theirs=MOST, ours="rollout.workers", convert=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
     SettingRow(theirs="cluster.cpus_per_worker", ours="threads"),
     *(SettingRow(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
     SettingRow(
         theirs="cluster.gpus_per_worker",
         ours="device",
-        told=("cpu", "cuda").__getitem__,
+        convert=("cpu", "cuda").__getitem__,
         kind=int,
         rule=Rule(choices=(0, 1)),
     ),
@@ -39,13 +39,13 @@ ROWS = (
     SettingRow(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
     SettingRow(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
     SettingRow(theirs="fault_tolerance.checkpoint_interval", ours="save.every", kind=int, rule=Rule(least=1)),
-    SettingRow(theirs="fault_tolerance.resume", ours="resume", told={True: "latest"}.get, kind=bool),
+    SettingRow(theirs="fault_tolerance.resume", ours="resume", convert={True: "latest"}.get, kind=bool),
     SettingRow(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
     SettingRow(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
     SettingRow(
         theirs="communication.backend",
         ours="runtime.backend",
-        told=lambda backend: None if backend == "auto" else backend,
+        convert=lambda backend: None if backend == "auto" else backend,
         ray=True,
         idle=(None, "auto"),
     ),
@@ -54,10 +54,10 @@ ROWS = (
 )
 
 
-def imported(given: Mapping[str, Any]) -> dict[str, Any]:
+def imported(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the file sets, as a nested mapping of our keys. Raises SettingsError with every value
     that is invalid or that the file's runtime cannot use."""
-    values = flat(given, ROWS)
+    values = flat(tree, ROWS)
     refuse(complaints(values, ROWS))
     refuse(list(_contradictions(values)))
     found = recipe(values, ROWS, ray=values["cluster.runtime"] == "ray")
@@ -76,5 +76,5 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
         idle = {row.theirs: row.idle for row in ROWS if row.ray and row.idle}
         yield from (f"{k}={values[k]} needs cluster.runtime=ray" for k, free in idle.items() if values[k] not in free)
     elif values["communication.backend"] == "nccl" and values["cluster.gpus_per_worker"] != 1:
-        told = shown(values["cluster.gpus_per_worker"])
-        yield f"communication.backend=nccl needs cluster.gpus_per_worker=1, not {told}"
+        gpus = shown(values["cluster.gpus_per_worker"])
+        yield f"communication.backend=nccl needs cluster.gpus_per_worker=1, not {gpus}"

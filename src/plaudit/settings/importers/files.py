@@ -20,19 +20,19 @@ OTHERS = (llm_on_ray, async_rlhf, trl)
 
 
 def opened(
-    given: Mapping[str, Any], method: str | None, deepspeed_config: str | Path | Mapping[str, Any] | None = None
+    tree: Mapping[str, Any], method: str | None, deepspeed_config: str | Path | Mapping[str, Any] | None = None
 ) -> Imported:
     """Return our own recipe unchanged, or another system's file as a recipe; a DeepSpeed configuration overrides it.
     Raises SettingsError with everything that cannot be used."""
-    refuse_unread(given)
-    other = next((one for one in OTHERS if one.theirs(given)), None)
-    if other is not None and (ours := sorted(set(vars(Settings())) & set(given) - {"seed"})):
+    refuse_unread(tree)
+    other = next((one for one in OTHERS if one.theirs(tree)), None)
+    if other is not None and (ours := sorted(set(vars(Settings())) & set(tree) - {"seed"})):
         raise SettingsError(
             f"the file mixes Plaudit's keys ({', '.join(ours)}) with keys of another system: keep those of one system"
         )
     if (other is not None or deepspeed_config is not None) and method is None:
         raise SettingsError("the file names no method of Plaudit: use `plaudit METHOD FILE`, such as plaudit sft FILE")
-    found = Imported(recipe=dict(given)) if other is None else other.recipe(given, str(method))
+    found = Imported(recipe=dict(tree)) if other is None else other.recipe(tree, str(method))
     if deepspeed_config is None:
         return found
     config = deepspeed_config if isinstance(deepspeed_config, Mapping) else read(deepspeed_config)

@@ -19,14 +19,14 @@ MODES = {"ddp": "replicate", "fsdp": "fsdp", "deepspeed": "replicate"}
 """Their mode -> runtime.strategy. In mode deepspeed its own configuration may set another strategy."""
 
 
-def theirs(given: Mapping[str, Any]) -> bool:
-    return bool(SECTIONS & set(given))
+def theirs(tree: Mapping[str, Any]) -> bool:
+    return bool(SECTIONS & set(tree))
 
 
-def recipe(given: Mapping[str, Any], method: str) -> Imported:
+def recipe(tree: Mapping[str, Any], method: str) -> Imported:
     """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
     read = table("LLM-on-Ray", "llm_on_ray")
-    reading = Translation(table=read, method=method, given=flat(given, read.known))
+    reading = Translation(table=read, method=method, foreign=flat(tree, read.known))
     reading.workers = reading("Training.num_training_workers", 1)
     return imported(reading, WORK)
 
@@ -36,7 +36,7 @@ def folder(r: Translation) -> Found:
     path = r("General.checkpoint_dir", r("General.output_dir"))
     if path is not None:
         yield from {"output": str(PurePath(path).parent), "name": PurePath(path).name}.items()
-    if "General.checkpoint_dir" in r.given and "General.output_dir" in r.given:
+    if "General.checkpoint_dir" in r.foreign and "General.output_dir" in r.foreign:
         r.notes.append(
             f"the run's folder is General.checkpoint_dir={path}; it also holds what goes to General.output_dir"
         )
@@ -53,7 +53,7 @@ def models(r: Translation) -> Found:
 
 
 def adapters(r: Translation) -> Found:
-    if "General.lora_config.r" not in r.given:
+    if "General.lora_config.r" not in r.foreign:
         return
     if r("General.lora_config.lora_dropout", 0):
         r.refuse("General.lora_config.lora_dropout", "adapters have no dropout here: set it to 0")
@@ -67,14 +67,14 @@ def adapters(r: Translation) -> Found:
 
 def validation(r: Translation) -> Found:
     share = r("Dataset.validation_split_percentage", 0)
-    if share and "Dataset.validation_file" not in r.given:
+    if share and "Dataset.validation_file" not in r.foreign:
         yield from set_aside(r, "Dataset.validation_split_percentage", share)
 
 
 def lengths(r: Translation) -> Found:
     if (most := r("Dataset.max_length", r("Dataset.max_seq_length"))) is not None:
         yield "data.max_tokens", most
-        if "Dataset.max_source_length" not in r.given:
+        if "Dataset.max_source_length" not in r.foreign:
             yield "data.max_prompt_tokens", max(most - 1, 1)
 
 
@@ -89,7 +89,7 @@ def steps(r: Translation) -> Found:
 
 
 def critic(r: Translation) -> Found:
-    if r.method == "ppo" and "Training.learning_rate" in r.given:
+    if r.method == "ppo" and "Training.learning_rate" in r.foreign:
         yield "critic.learning_rate", r("Training.learning_rate")
 
 
@@ -116,7 +116,7 @@ def processes(r: Translation) -> Found:
         if device.lower() not in DEVICES:
             r.refuse("Training.device", "it must be CPU or GPU (NVIDIA)")
         yield "device", DEVICES.get(device.lower(), "auto")
-    if "Training.num_training_workers" in r.given or "Training.resources_per_worker" in r.given:
+    if "Training.num_training_workers" in r.foreign or "Training.resources_per_worker" in r.foreign:
         yield from {"runtime.kind": "ray", "runtime.num_training_workers": r.workers}.items()
     mode = r("Training.accelerate_mode", "DDP").lower().removeprefix("cpu_").removeprefix("gpu_")
     if mode not in MODES:
@@ -128,7 +128,7 @@ def processes(r: Translation) -> Found:
 
 
 def checkpoints(r: Translation) -> Found:
-    if "General.save_strategy" in r.given:
+    if "General.save_strategy" in r.foreign:
         yield from spaced(r, "save", "General.save_strategy", "", otherwise=500)
     if (resume := r("General.resume_from_checkpoint")) is True:
         yield "resume", "latest"
@@ -139,9 +139,9 @@ def checkpoints(r: Translation) -> Found:
 
 
 def records(r: Translation) -> Found:
-    if (told := r("General.report_to", "none")) not in ("none", "no", "tensorboard"):
-        r.notes.append(f"ignored: {told} of General.report_to (set log.trackers)")
-    if told == "tensorboard":
+    if (tracker := r("General.report_to", "none")) not in ("none", "no", "tensorboard"):
+        r.notes.append(f"ignored: {tracker} of General.report_to (set log.trackers)")
+    if tracker == "tensorboard":
         yield "log.trackers", {"tensorboard": "tensorboard"}
 
 

@@ -20,7 +20,7 @@ class SettingRow:
 
     theirs: str
     ours: str
-    told: Callable[[Any], Any] = lambda value: value
+    convert: Callable[[Any], Any] = lambda value: value
     """Convert their value to ours; None keeps the recipe's value."""
     kind: Any = None
     """Type of their value; None: the type of our setting."""
@@ -32,12 +32,12 @@ class SettingRow:
     """Values of a `ray` row that are accepted without Ray; any other value is refused there."""
 
 
-def flat(given: Mapping[str, Any], rows: Sequence[SettingRow]) -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], rows: Sequence[SettingRow]) -> dict[str, Any]:
     """Return every key of the table with its value in a file of sections, or None. Raises SettingsError for an unknown
     key."""
     values: dict[str, Any] = {row.theirs: None for row in rows}
     sections = {key.partition(".")[0] for key in values}
-    for section, inner in given.items():
+    for section, inner in tree.items():
         _check(section, sections, "")
         if inner is not None and not isinstance(inner, Mapping):
             raise SettingsError(f"{section}={shown(inner)} must be a section with keys")
@@ -61,11 +61,11 @@ def complaints(values: Mapping[str, Any], rows: Iterable[SettingRow]) -> list[st
     for row in rows:
         if (value := values[row.theirs]) is not None and row.theirs not in found:
             leaf = ours.get(row.ours) or Leaf(key="", value=None, kind=Any, rule=Rule(), prose="")
-            told = replace(
+            complaint = replace(
                 leaf, key=row.theirs, value=value, kind=row.kind or leaf.kind, rule=row.rule or leaf.rule
             ).complaint()
-            found[row.theirs] = [told] if told else []
-    return [told for one in found.values() for told in one]
+            found[row.theirs] = [complaint] if complaint else []
+    return [complaint for one in found.values() for complaint in one]
 
 
 def recipe(values: Mapping[str, Any], rows: Iterable[SettingRow], *, ray: bool) -> dict[str, Any]:
@@ -73,6 +73,6 @@ def recipe(values: Mapping[str, Any], rows: Iterable[SettingRow], *, ray: bool) 
     found = {}
     for row in rows:
         value = values[row.theirs]
-        if value is not None and (ray or not row.ray) and (ours := row.told(value)) is not None:
+        if value is not None and (ray or not row.ray) and (ours := row.convert(value)) is not None:
             found[row.ours] = ours
     return placed(found)

@@ -111,8 +111,8 @@ def _mixed(r: Translation, mixer: Any) -> Iterator[tuple[str, Any]]:
 
 def _configs(r: Translation, count: int) -> list[str]:
     """Return the configuration of each data set by `dataset_configs`; "" for each that has none."""
-    given = r("dataset_configs", [])
-    configs = [given] if isinstance(given, str) else given or [""] * count
+    names = r("dataset_configs", [])
+    configs = [names] if isinstance(names, str) else names or [""] * count
     if len(configs) != count:
         r.refuse("dataset_configs", f"give one for each of the {count} data sets")
     return [*configs, *[""] * count][:count]

@@ -52,8 +52,8 @@ class Imported:
         import yaml
 
         notes = [*self.notes, *(f"export {name}=... (from env)" for name in sorted(self.environment))]
-        given = {"method": method} | self.recipe
-        return "".join(f"# {note}\n" for note in notes) + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+        recipe = {"method": method} | self.recipe
+        return "".join(f"# {note}\n" for note in notes) + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Translation:
 
     table: KeyTable
     method: str
-    given: dict[str, Any]
+    foreign: dict[str, Any]
     """Keys of the file with their values, none of them null."""
     environment: Mapping[str, str] = field(default_factory=dict)
     workers: int = 1
@@ -128,8 +128,8 @@ class Translation:
 
     def __call__(self, key: str, otherwise: Any = None) -> Any:
         """Return the file's value, or else their default, or else `otherwise`."""
-        if key in self.given:
-            return self.given[key]
+        if key in self.foreign:
+            return self.foreign[key]
         default = self.table.default(key, self.method)
         return otherwise if default is None else default
 
@@ -164,22 +164,22 @@ def translate(reading: Translation, work: Mapping[str, Work]) -> None:
             if key not in ours:
                 continue
             reading.found[key] = value
-            told = None if key == "rewards" else replace(ours[key], value=value).complaint()
-            named = [theirs for theirs in part["theirs"] if theirs in reading.given]
-            reading.problems += [f"{' and '.join(named) or name} give {told}"] if told else []
+            complaint = None if key == "rewards" else replace(ours[key], value=value).complaint()
+            named = [theirs for theirs in part["theirs"] if theirs in reading.foreign]
+            reading.problems += [f"{' and '.join(named) or name} give {complaint}"] if complaint else []
     reasons: dict[str, list[str]] = {}
-    for key in reading.given:
+    for key in reading.foreign:
         if key in table.ignored:
             reasons.setdefault(table.ignored[key], []).append(key)
     reading.notes += [f"ignored: {', '.join(keys)} ({why})" for why, keys in reasons.items()]
 
 
-def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
     """Return the values of a nested file by their dotted keys, without null values. A mapping is a value if the table
     has its key, and else a section."""
     known = set(known)
     found: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in tree.items():
         key = f"{prefix}{name}"
         inner = key not in known and any(one.startswith(f"{key}.") for one in known)
         if inner and value is not None and not isinstance(value, Mapping):
@@ -220,27 +220,27 @@ def _complain(reading: Translation, ours: Mapping[str, Leaf]) -> bool:
     """Note unknown keys, invalid values and keys without a setting of this method. Return False if a value is invalid:
     then no function may read it."""
     table, sound = reading.table, True
-    for key, value in list(reading.given.items()):
-        told: str | None = None
+    for key, value in list(reading.foreign.items()):
+        complaint: str | None = None
         target = _target(table, key, reading.method)
         if isinstance(value, bool) and (table.kinds.get(key) in ("text", "texts") or _is_text(ours.get(target))):
-            reading.given[key] = value = "yes" if value else "no"  # YAML 1.1 reads the word as a truth value
+            reading.foreign[key] = value = "yes" if value else "no"  # YAML 1.1 reads the word as a truth value
         if target in ours:
-            told = replace(ours[target], key=key, value=value).complaint()
+            complaint = replace(ours[target], key=key, value=value).complaint()
         elif key in table.kinds:
             kind = table.kinds[key]
             rule = Rule(least=1) if kind == "count" else Rule()
-            told = Leaf(key=key, value=value, kind=KINDS[kind], rule=rule, prose="").complaint()
+            complaint = Leaf(key=key, value=value, kind=KINDS[kind], rule=rule, prose="").complaint()
         elif key in table.mapped:
-            told = f"{key}={shown(value)}: plaudit {reading.method} has no such setting; leave it out"
+            complaint = f"{key}={shown(value)}: plaudit {reading.method} has no such setting; leave it out"
         elif key in table.refused:
             why, free = table.refused[key]
             if value not in free:
                 reading.refuse(key, why)
         elif key not in table.ignored:
             reading.problems.append(f"{key} is no key of {table.system}{nearest(key, table.known)}")
-        if told:
-            reading.problems.append(told)
+        if complaint:
+            reading.problems.append(complaint)
             sound = False
     return sound
 

@@ -32,31 +32,31 @@ GROUPED = ("dapo", "grpo", "dr_grpo", "cispo")
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
-def theirs(given: Mapping[str, Any]) -> bool:
-    return bool(TELLING & set(given))
+def theirs(tree: Mapping[str, Any]) -> bool:
+    return bool(TELLING & set(tree))
 
 
-def recipe(given: Mapping[str, Any], method: str) -> Imported:
+def recipe(tree: Mapping[str, Any], method: str) -> Imported:
     """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
-    return imported(reading(table("TRL", "trl"), given, method), WORK)
+    return imported(reading(table("TRL", "trl"), tree, method), WORK)
 
 
-def reading(read: KeyTable, given: Mapping[str, Any], method: str) -> Translation:
+def reading(read: KeyTable, tree: Mapping[str, Any], method: str) -> Translation:
     """Make a reading of a flat file that may have a section `env` of environment variables."""
-    values = {key: value for key, value in given.items() if value is not None}
+    values = {key: value for key, value in tree.items() if value is not None}
     environment = values.pop("env", {})
-    found = Translation(table=read, method=method, given=values)
+    found = Translation(table=read, method=method, foreign=values)
     _variables(found, environment)
     return found
 
 
-def _variables(reading: Translation, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        reading.problems.append(f"env={shown(given)} must be a section of environment variables")
+def _variables(reading: Translation, env: Any) -> None:
+    if not isinstance(env, Mapping):
+        reading.problems.append(f"env={shown(env)} must be a section of environment variables")
         return
-    late = sorted(LATE & set(given))
+    late = sorted(LATE & set(env))
     reading.problems += [f"env.{name} is read when the process starts: export it in the shell instead" for name in late]
-    reading.environment = {str(name): str(value) for name, value in given.items()}
+    reading.environment = {str(name): str(value) for name, value in env.items()}
 
 
 def folder(r: Translation) -> Found:
@@ -74,7 +74,7 @@ def processes_of(r: Translation) -> int:
 def of_a_step(r: Translation) -> int:
     """Return the number of rows of one optimizer step."""
     size = r("per_device_train_batch_size") * r("gradient_accumulation_steps", 1) * processes_of(r)
-    if "num_processes" not in r.given and "accelerate_config" not in r.given:
+    if "num_processes" not in r.foreign and "accelerate_config" not in r.foreign:
         r.notes.append("the batch is that of one device; for N devices multiply it by N")
     return int(size)
 
@@ -170,7 +170,7 @@ def order(r: Translation) -> Found:
 
 
 def evaluations(r: Translation) -> Found:
-    key = "evaluation_strategy" if "evaluation_strategy" in r.given else "eval_strategy"
+    key = "evaluation_strategy" if "evaluation_strategy" in r.foreign else "eval_strategy"
     yield from spaced(r, "evaluate", key, "eval_steps", otherwise=r("logging_steps", 10))
     if r("load_best_model_at_end"):
         named = str(r("metric_for_best_model", "loss")).removeprefix("eval_")
@@ -187,7 +187,7 @@ def evaluations(r: Translation) -> Found:
 def checkpoints(r: Translation) -> Found:
     if r("save_strategy") == "best":
         r.refuse("save_strategy", "set load_best_model_at_end, which keeps the best checkpoint (evaluate.best)")
-    elif {"save_strategy", "save_steps"} & set(r.given):
+    elif {"save_strategy", "save_steps"} & set(r.foreign):
         yield from spaced(r, "save", "save_strategy", "save_steps", otherwise=500, by_default="steps")
     if (most := r("save_total_limit")) is not None:
         yield "save.keep", most
@@ -203,8 +203,8 @@ def checkpoints(r: Translation) -> Found:
 def records(r: Translation) -> Found:
     if r("logging_steps", 0) >= 1:
         yield "train.log_every", int(r("logging_steps"))
-    told = r("report_to", "none")
-    asked = {told} if isinstance(told, str) else set(told or ())
+    reporters = r("report_to", "none")
+    asked = {reporters} if isinstance(reporters, str) else set(reporters or ())
     if others := sorted(asked - {"none", "no", *TRACKERS, ""}):
         r.notes.append(f"ignored: {', '.join(others)} of report_to (trackers are {', '.join(TRACKERS)})")
 
@@ -224,7 +224,7 @@ def records(r: Translation) -> Found:
 def adapters(r: Translation) -> Found:
     if not r("use_peft"):
         return
-    if "lora_dropout" not in r.given:
+    if "lora_dropout" not in r.foreign:
         r.notes.append("adapters have no dropout here (TRL: 0.05)")
     elif r("lora_dropout"):
         r.refuse("lora_dropout", "adapters have no dropout here: set it to 0")
@@ -289,8 +289,8 @@ def loss(r: Translation) -> Found:
 
 
 def _loss_type(r: Translation, default: str) -> str:
-    given = r("loss_type", default)
-    return given if isinstance(given, str) else ", ".join(given)
+    losses = r("loss_type", default)
+    return losses if isinstance(losses, str) else ", ".join(losses)
 
 
 def plain_loss(r: Translation) -> Found:

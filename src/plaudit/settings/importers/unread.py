@@ -15,16 +15,16 @@ ENOUGH = 2
 """Telling keys that a file has at least."""
 
 
-def refuse_unread(given: Mapping[str, Any]) -> None:
+def refuse_unread(tree: Mapping[str, Any]) -> None:
     """Raise SettingsError for a file of such a system, with the setting that is nearest to each of its keys."""
     systems = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    told = {name: len({*given} & {*one["telling"]}) for name, one in systems.items()}
-    system = max(told, key=lambda name: told[name])
-    if told[system] < ENOUGH:
+    matches = {name: len({*tree} & {*one["telling"]}) for name, one in systems.items()}
+    system = max(matches, key=lambda name: matches[name])
+    if matches[system] < ENOUGH:
         return
-    nearest = {key: answer for key in given if (answer := _nearest(systems[system]["nearest"], key))}
+    nearest = {key: answer for key in tree if (answer := _nearest(systems[system]["nearest"], key))}
     lines = "".join(f"\n  - {key}: {answer}" for key, answer in nearest.items())
-    others = [key for key in given if key not in nearest]
+    others = [key for key in tree if key not in nearest]
     rest = f"\nNo setting is near {', '.join(others)}." if others else ""
     raise SettingsError(
         f"this is a file of {system}, which is not read. Write a recipe of Plaudit with the nearest settings "

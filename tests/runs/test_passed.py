@@ -19,7 +19,7 @@ from plaudit.monitor.sinks import read_jsonl
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs import rows as rows_module
-from plaudit.runs.given import FOLDER
+from plaudit.runs.passed import FOLDER
 from plaudit.runs.rows import stored_rows
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.tasks.demo import DemoFiles
@@ -338,7 +338,7 @@ def test_a_reward_that_fails_shows_its_file_and_line(model: Any, tokenizer: Any,
     prompts = [{"prompt": row["prompt"]} for row in ROWS]
     given = recipe(tmp_path, "grpo", train={"steps": 1})
     given["rollout"]["reward_patience"] = 0
-    with pytest.raises(Exception, match=rf"KeyError.*\(test_given\.py, line {line}\)"):
+    with pytest.raises(Exception, match=rf"KeyError.*\(test_passed\.py, line {line}\)"):
         run(given, model=model, tokenizer=tokenizer, data=prompts, rewards=[broken])
 
 

@@ -1,6 +1,6 @@
 """Objects that a script or notebook passes to a run: a transformers model, a tokenizer, rows, functions.
 
-    model, tokenizer, rows -> OUTPUT/.given/KIND-DIGEST -> settings that name these files
+    model, tokenizer, rows -> OUTPUT/.passed/KIND-DIGEST -> settings that name these files
     functions              -> rules of this process     -> settings that name them with a digest of their source
 
 A run reads only files, so that other processes and a resume find the same content. Equal content has the same name; a
@@ -33,9 +33,9 @@ from plaudit.support.fields import nearest
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
 
-FOLDER = ".given"
+FOLDER = ".passed"
 """Folder of the objects' files, under a run's `output`. They are needed as long as a run may be resumed."""
-PREFIX = "given:"
+PREFIX = "passed:"
 UNKNOWN = "unknown"
 """Digest of a function whose source or values cannot be compared."""
 NOT_COMPARED = ("transformers_version", "_name_or_path")
@@ -44,31 +44,31 @@ SHARED = ("transformers", "tokenizers", "plaudit")
 """Packages whose classes every process can load."""
 Recipe = Settings | Mapping[str, Any] | str | Path
 OneReward = Callable[..., Any] | RewardSettings | Mapping[str, Any] | str
-GivenReward = OneReward | tuple[OneReward, float]
+PassedReward = OneReward | tuple[OneReward, float]
 
 
 @dataclass(frozen=True)
-class Given:
+class PassedObjects:
     """Objects that a caller passes besides the settings; None and () leave the settings as they are."""
 
     model: Any = None
     tokenizer: Any = None
     data: Any = None
     validation: Any = None
-    rewards: Sequence[GivenReward] = ()
+    rewards: Sequence[PassedReward] = ()
 
     @contextmanager
     def placed(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Iterator[Settings]:
         """Yield the settings with files and names in place of the objects. Meanwhile, functions are registered as
         rules. Raises SettingsError if an object cannot be stored, or if a resume would continue with other objects."""
-        given = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
-        output, on_ray = _of(given, "output") or Settings.output, _kind(_of(given, "runtime")) == "ray"
+        tree = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
+        output, on_ray = _of(tree, "output") or Settings.output, _kind(_of(tree, "runtime")) == "ray"
         folder = at_home(str(output)) / FOLDER
         rules, rewards = _rules(self.rewards)
-        sections = self._sections(folder, say, on_ray=on_ray, named=_of(_of(given, "model"), "tokenizer"))
+        sections = self._sections(folder, say, on_ray=on_ray, named=_of(_of(tree, "model"), "tokenizer"))
         RULES.update(rules)
         try:
-            settings = _with(given, sections, rewards)
+            settings = _with(tree, sections, rewards)
             _refuse_others(settings)
             yield settings
         finally:
@@ -99,22 +99,22 @@ def is_quiet(recipe: Recipe) -> bool:
     return _of(_of(recipe, "log"), "quiet") is True
 
 
-def _of(given: Any, key: str) -> Any:
-    return given.get(key) if isinstance(given, Mapping) else getattr(given, key, None)
+def _of(recipe: Any, key: str) -> Any:
+    return recipe.get(key) if isinstance(recipe, Mapping) else getattr(recipe, key, None)
 
 
 def _kind(runtime: Any) -> Any:
     return runtime if isinstance(runtime, str) else _of(runtime, "kind")
 
 
-def _with(given: Settings | Mapping[str, Any], sections: dict[str, Any], rewards: list[RewardSettings]) -> Settings:
+def _with(settings: Settings | Mapping[str, Any], sections: dict[str, Any], rewards: list[RewardSettings]) -> Settings:
     """Return the settings with these values in their sections and these rewards added. A mapping is also checked."""
-    if isinstance(given, Settings):
-        parts = {name: replace(getattr(given, name), **section) for name, section in sections.items()}
-        return replace(given, **parts, rewards=[*given.rewards, *rewards])
-    recipe = {**given, **{name: {**(given.get(name) or {}), **section} for name, section in sections.items()}}
+    if isinstance(settings, Settings):
+        parts = {name: replace(getattr(settings, name), **section) for name, section in sections.items()}
+        return replace(settings, **parts, rewards=[*settings.rewards, *rewards])
+    recipe = {**settings, **{name: {**(settings.get(name) or {}), **section} for name, section in sections.items()}}
     if rewards:
-        recipe["rewards"] = [*(given.get("rewards") or []), *map(vars, rewards)]
+        recipe["rewards"] = [*(settings.get("rewards") or []), *map(vars, rewards)]
     return load_settings(recipe)
 
 
@@ -186,8 +186,8 @@ def _digest(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
-    """Return the functions by their `kind` in the settings (given:NAME:DIGEST), and the settings of all rewards."""
+def _rules(rewards: Sequence[PassedReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
+    """Return the functions by their `kind` in the settings (passed:NAME:DIGEST), and the settings of all rewards."""
     if isinstance(rewards, str | Mapping | RewardSettings) or not isinstance(rewards, Iterable):
         raise SettingsError(f"rewards={_named(rewards)}: give a list: rewards=[{_named(rewards)}]")
     rules: dict[str, Callable[..., Any]] = {}

@@ -1,7 +1,7 @@
 """Pack boxes of named tensors into a few flat buckets of bytes. Weights are sent between processes in this form, never
 with one call per parameter.
 
-    boxes that a process holds -> pack -> Parcel (version, digest, entries, buckets) -> with those of all others
+    boxes that a process holds -> pack -> PackedWeights (version, digest, entries, buckets) -> with those of all others
     -> unpack -> {name: tensor}: views of buckets, or put together when they are asked for
 
 The digest covers names, shapes and bits of the whole tensors, so it does not depend on who sends which box. A receiver
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedWeights:
     """A rank's boxes of one version's weights, or of a part of them, in flat buckets (uint8)."""
 
     version: int
@@ -52,7 +52,7 @@ class Parcel:
     beneath: str = ""
     """For adapters only: the digest of their base model."""
     base: str = ""
-    """The `name` of the parcel of which the buckets hold only changes (`changes.py`); "" if they hold everything."""
+    """The `name` of the weights of which the buckets hold only changes (`changes.py`); "" if they hold everything."""
 
     @property
     def name(self) -> str:
@@ -63,20 +63,20 @@ class Parcel:
         """True if every number is a bfloat16."""
         return all(entry.dtype == "bfloat16" for entry in self.entries)
 
-    def on_host(self) -> Parcel:
+    def on_host(self) -> PackedWeights:
         return replace(self, buckets=tuple(bucket.cpu() for bucket in self.buckets))
 
     @property
     def bytes(self) -> int:
         return sum(len(bucket) for bucket in self.buckets)
 
-    def __reduce__(self) -> tuple[Callable[..., Parcel], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., PackedWeights], tuple[Any, ...]]:
         arrays = [bucket.cpu().numpy() for bucket in self.buckets]
         return _of_arrays, (self.version, self.digest, self.entries, arrays, self.beneath, self.base)
 
 
-class Given(NamedTuple):
-    """A rank's report to the driver about a parcel of its share of the weights, or of a part of the share."""
+class PackReport(NamedTuple):
+    """A rank's report to the driver about its packed share of the weights, or a part of the share."""
 
     digest: str
     """Of all ranks' shares."""
@@ -90,11 +90,11 @@ class Given(NamedTuple):
 
 def _of_arrays(
     version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequence[Array], beneath: str, base: str
-) -> Parcel:
+) -> PackedWeights:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is handed over read-only
         buckets = tuple(torch.from_numpy(array) for array in arrays)
-    return Parcel(version, sent, entries, buckets, beneath, base)
+    return PackedWeights(version, sent, entries, buckets, beneath, base)
 
 
 @torch.no_grad()
@@ -106,8 +106,8 @@ def pack(
     beneath: str = "",
     bucket_bytes: int = BUCKET_BYTES,
     device: torch.device | str = "cpu",
-) -> Parcel:
-    """Copy whole tensors, or boxes of tensors, into a parcel on `device`. A bucket has at most `bucket_bytes`, unless a
+) -> PackedWeights:
+    """Copy whole tensors, or boxes of tensors, into buckets on `device`. A bucket has at most `bucket_bytes`, unless a
     single box is larger. `digest`: of all ranks' tensors; by default it is computed from these weights."""
     pieces = weights if isinstance(weights, Sequence) else pieces_of(weights)
     entries: list[Entry] = []
@@ -122,24 +122,24 @@ def pack(
     buckets = tuple(torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes)
     for entry, piece in zip(entries, pieces, strict=True):
         _view(buckets, entry).copy_(piece.values)
-    return Parcel(version, digest or digest_of_pieces(pieces), tuple(entries), buckets, beneath)
+    return PackedWeights(version, digest or digest_of_pieces(pieces), tuple(entries), buckets, beneath)
 
 
 class Unpacked(Mapping[str, Tensor]):
-    """Tensors of parcels by name. A tensor that came in one box is a view of its bucket: do not change it. A tensor in
+    """Packed tensors by name. A tensor that came in one box is a view of its bucket: do not change it. A tensor in
     several boxes is put together at each access, and not kept. Raises WeightsError if boxes are missing."""
 
-    def __init__(self, parcels: Sequence[Parcel]):
+    def __init__(self, packed_parts: Sequence[PackedWeights]):
         self._held: dict[str, list[Piece]] = {}
-        for parcel in parcels:
-            for entry in parcel.entries:
-                values = _view(parcel.buckets, entry)
+        for packed in packed_parts:
+            for entry in packed.entries:
+                values = _view(packed.buckets, entry)
                 piece = Piece(entry.name, entry.shape, entry.at, values, values.dtype)
                 self._held.setdefault(entry.name, []).append(piece)
         for name, held in self._held.items():
             there, shape = sum(piece.values.numel() for piece in held), held[0].shape
             if there != math.prod(shape) or len({(piece.shape, piece.dtype) for piece in held}) > 1:
-                raise WeightsError(f"The parcels have {there:,} numbers of {name}, whose shape is {shape}.")
+                raise WeightsError(f"The packed weights have {there:,} numbers of {name}, whose shape is {shape}.")
 
     def __getitem__(self, name: str) -> Tensor:
         (first, *others) = held = self._held[name]
@@ -161,12 +161,12 @@ class Unpacked(Mapping[str, Tensor]):
         return len(self._held)
 
 
-def unpack(*parcels: Parcel) -> Mapping[str, Tensor]:
-    """Return the tensors of one version's parcels by name. Raises WeightsError if versions or digests differ, or boxes
+def unpack(*packed_parts: PackedWeights) -> Mapping[str, Tensor]:
+    """Return the tensors of one version by name. Raises WeightsError if versions or digests differ, or boxes
     are missing."""
-    if len(kinds := {(one.version, one.digest, one.beneath) for one in parcels}) != 1:
-        raise WeightsError(f"These parcels are not of one version: {sorted(kinds)}.")
-    return Unpacked(parcels)
+    if len(kinds := {(one.version, one.digest, one.beneath) for one in packed_parts}) != 1:
+        raise WeightsError(f"These packed weights are not of one version: {sorted(kinds)}.")
+    return Unpacked(packed_parts)
 
 
 def pieces_of(weights: Mapping[str, Tensor]) -> list[Piece]:

@@ -44,7 +44,7 @@ class Place(Generic[Kind]):
     """When its last worker became ready, by the event loop's clock; inf once that is lost."""
 
 
-class Places(Generic[Kind]):
+class Supervisor(Generic[Kind]):
     """The places of one kind of workers."""
 
     def __init__(
