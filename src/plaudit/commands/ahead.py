@@ -84,7 +84,7 @@ def profile(words: tuple[str, ...]) -> None:
 @click.option("--devices", type=click.IntRange(1), help="Cores or GPUs; default: those of the profile's machine.")
 @click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a device an hour.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@click.option("--check", "checked", is_flag=True, help="Run three steps of each, and compare.")
+@click.option("--check", "checked", is_flag=True, help="Run four steps of each, and compare the last three.")
 @traceback_option
 def plan(words: tuple[str, ...], profiles: tuple[Path, ...], **options: Any) -> None:
     """Print what a recipe would take: memory, seconds of each call and of a step, time and cost in all, the bottleneck,

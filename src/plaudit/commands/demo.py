@@ -38,7 +38,7 @@ SHOWN = (
 
 
 Make = Callable[[Path, int, Reporter], None]
-"""Write a task's files into a folder, for a seed, and return a description."""
+"""Write a task's files into a folder, for a seed, and say what they are."""
 
 
 def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
@@ -71,7 +71,7 @@ def run_task(
 
 
 def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
-    """Write the demo's files and return a description."""
+    """Write the demo's files and say what they are."""
     files = make_demo(folder, seed=seed)
     reporter.say(
         f"the task, in {folder}: film comments from a grammar with a known gold reward (the texts have "

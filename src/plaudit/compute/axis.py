@@ -172,7 +172,7 @@ class Axis:
         return mine.masked_fill(others, 0), others
 
     def embed(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        """Return the tokens' rows of a matrix, (tokens, width); `weight` is this rank's part of the matrix's rows."""
+        """Return the tokens' rows (tokens, width), with `spread` only this rank's run; `weight` is its part of all."""
         if self.size == 1:
             return embed(tokens, weight)
         mine, others = self.own(tokens, len(weight))

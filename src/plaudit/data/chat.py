@@ -145,7 +145,7 @@ class Chats:
         return self._ended(text, max([0, *ends]))
 
     def _joined(self, prompt: str, whole: str, tag: str, thought: str, place: int | None, where: str) -> str:
-        """Put together a completion that continues the prompt. `place`: where its text begins in `whole`, if any."""
+        """Put together a completion that continues the prompt. `place`: the answer text's index in `whole`, if any."""
         shared = shared_count(prompt, whole)
         surplus = prompt[shared:]
         unfinished = re.search(r"[<\[][^<>\[\]\s]{0,40}\Z", whole[:shared])  # both begin a tag here
@@ -207,7 +207,7 @@ class Chats:
 
     @cached_property
     def form(self) -> Form | None:
-        """The form that a probe of the template found; None if it refuses a chat of one question, or its answer."""
+        """The form that a probe of the template found; None if it refuses the probe, or hides its answer."""
         asked: list[Message] = [{"role": "user", "content": QUESTION}]
         answer: Message = {"role": "assistant", "content": ANSWER}
         further: Message = {"role": "user", "content": AGAIN}
@@ -328,7 +328,7 @@ class Chats:
         raise DataError(f"the chat template refuses the turns {roles}: {reason}", where) from why
 
     def _too_much(self, excess: str, where: str) -> ValueError:
-        """Return a DataError (a bad row), or the last time a ValueError, which ends reading: it would take hours."""
+        """Return a DataError (a bad row); the MOST_EXCESSES-th time a ValueError, to end reading: it takes hours."""
         self._excesses += 1
         if self._excesses < MOST_EXCESSES:
             return DataError(f"the chat template {excess} for this chat.", where)

@@ -181,7 +181,7 @@ def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...
 
 
 def _is_judged(fields: Fields) -> bool:
-    """True if the label is a truth value or in `kto_tag`, or if the row has columns of a prompt and a completion."""
+    """True if the label is a truth value, or the row has `kto_tag`, or `prompt` and one of COMPLETIONS."""
     label = fields.row[_first(fields, LABELS)]
     completed = fields.has("prompt") and any(fields.has(name) for name in COMPLETIONS.split("|"))
     return str(label).strip().lower() in TRUTHS or fields.has("kto_tag") or completed

@@ -249,7 +249,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def _call(call: Any) -> dict[str, Any] | None:
-    """Return a call as chat templates read it: arguments that are JSON become an object. None if it has no name."""
+    """Return a call as chat templates read it: arguments that are JSON of an object become it. None without a name."""
     if not tool_name(call):
         return None
     inner = {key: value for key, value in call.get("function", call).items() if value is not None}

@@ -53,7 +53,7 @@ def dialects() -> dict[str, Dialect]:
 
 
 def demonstration_of(read: Sample) -> Demonstration:
-    """Return the answer to imitate: the row's, else the first chosen one, else the last trained assistant turn."""
+    """Return prompt and answer to imitate: the row's answer, else the first chosen, else the last trained turn."""
     pair = read.pairs[0] if read.pairs else None
     if read.answer is None and pair is not None:
         read = replace(read, answer=pair.chosen, turn=pair.chosen_turn)

@@ -89,8 +89,8 @@ class Probe:
 
 
 class Probes:
-    """Puts words and numbers that `text` does not have into the values of calls and tools, and collects them in
-    `wanted`. They are plain letters and digits, since some templates write other characters as escapes."""
+    """Puts words that `text` does not have, and rare numbers, into the values of calls and tools, and collects them in
+    `wanted`. Words are plain letters and digits, since some templates write other characters as escapes."""
 
     def __init__(self, text: str) -> None:
         self._word = WORD

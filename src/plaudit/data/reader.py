@@ -213,7 +213,7 @@ class Reader:
         return prompt[: len(prompt) - answer.span] or _opened((), self.bos, self.tokenizer)
 
     def fitting_prompt(self, one: Encoded, dropped: Counter[str]) -> Tokens | None:
-        """Return the prompt's tokens, cut at the front (after BOS) if too long, or None, counted in `dropped`."""
+        """Return the prompt's tokens; if too long, a text's last ones (after BOS), or None, counted in `dropped`."""
         tokens, limit = one.tokens, self.settings.max_prompt_tokens
         if len(tokens) <= limit:
             return tokens

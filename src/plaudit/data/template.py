@@ -53,7 +53,7 @@ def chosen_template(settings: DataSettings, tokenizer: Any) -> Any:
 
 
 def chat_template(setting: str | None) -> str | None:
-    """Return the template that the setting names; None for the tokenizer's own. Raises DataError for a missing file."""
+    """Return the template that the setting is or names; None for the tokenizer's. Raises DataError without the file."""
     if setting is None:
         return None
     if setting == "default":

@@ -25,7 +25,7 @@ from plaudit.types import Prompt, Row
 def demonstration_rows(
     records: Sequence[Demonstration], reader: Reader, tally: Tally, first_group: int = 0
 ) -> list[Row]:
-    """Return one row per record, or with `data.every_turn` one per trained assistant turn after all turns before it.
+    """Return a row per record, or with `data.every_turn` per trained assistant turn, whose prompt is all turns before.
 
     Rows of a record share a `group`, numbered from `first_group`. Records without rows are counted as dropped.
     """

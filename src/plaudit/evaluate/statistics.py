@@ -20,8 +20,8 @@ UPPER = 0.975
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate with its 95 % confidence interval; the bounds are infinite for a single observation, which gives
-    none."""
+    """An estimate with its 95 % confidence interval. Bounds of a mean or ratio are infinite if there is only one
+    observation."""
 
     value: float
     low: float

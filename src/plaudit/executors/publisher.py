@@ -104,7 +104,7 @@ class Publisher:
         return held
 
     def report(self, part: int, sent: PackedWeights | None) -> PackReport:
-        """Return a part's digest, number of parts and sizes in bytes, for the driver."""
+        """Return for the driver the digest of all weights, the number of parts, and a part's sizes in bytes."""
         whole = self._held.get(part, sent)
         return PackReport(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
 

@@ -369,8 +369,8 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         return self.publisher.bytes()
 
     def pack_part(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
-        """Return a part of this rank's policy weights for samplers (None without one), and its digest and sizes for the
-        driver. All ranks must be called, first for part 0."""
+        """Return a part of this rank's policy weights for samplers (None without one), and for the driver the digest of
+        all weights and the part's sizes. All ranks must be called, first for part 0."""
         if part == 0:
             self.publisher.begin(version)
         sent = self.publisher.pack_part(part)
@@ -382,7 +382,7 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         return whole, self.publisher.report(part, whole)
 
     def hold(self, version: int, device: str) -> PackReport:
-        """Pack all parts together and keep them for `send`. Return their digest and sizes."""
+        """Pack all parts together and keep them for `send`. Return the digest of all weights, and their sizes."""
         self.publisher.begin(version)
         if (held := self.publisher.all(device)) is None:
             self.sender.packed = self.sender.changes = None

@@ -239,7 +239,7 @@ def _auto_class(head: HeadKind) -> Any:
 
 
 def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallback:
-    """Wrap a transformers model and check it. `seed` draws a fresh scalar head; None if the head was loaded."""
+    """Wrap a transformers model and check it. `seed` draws a fresh scalar head; None leaves the head as it is."""
     if head == "scalar" and "score" not in dict(inner.named_children()):
         raise ValueError(
             f"transformers' {type(inner).__name__} has no head named score, so it is not a causal reward model. "

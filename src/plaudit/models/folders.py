@@ -34,8 +34,8 @@ def local_folder(path: str) -> Path:
 
 
 def refuse_absent(path: str, output: str = "runs") -> None:
-    """Raise FileNotFoundError if an absent path cannot be a hub id, as it lies in a run's `output` or has more than one
-    slash, or if its parent folder exists here."""
+    """Raise FileNotFoundError if an absent path cannot be a hub id, as it begins with ".", "/", "~" or `output` or has
+    more than one slash, or if it has one and its parent folder exists here."""
     parent = at_home(path).parent
     local = path.startswith((".", "/", "~", f"{output.rstrip('/')}/")) or path.count("/") > 1
     if local or ("/" in path and parent.is_dir()):

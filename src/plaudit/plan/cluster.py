@@ -2,7 +2,7 @@
 
     Costs, devices -> a `Call` of the search with all blocks and meshes -> Problem
 
-What can run today is `placement.py`: train, reference and critic share their ranks there.
+What can run today is `placement.py`: there reference and critic are on the training ranks or apart.
 """
 
 from __future__ import annotations

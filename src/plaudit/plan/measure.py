@@ -95,8 +95,8 @@ def fitted(points: Points) -> tuple[float, ...]:
 
 
 async def timed(work: Work, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The least seconds of some tries, since other programs only add to them. The first try warms up; it counts if it
-    takes long."""
+    """The least seconds of some tries, since other programs only add to them. The first try also warms up; it
+    is the only one if it takes long."""
     seconds: list[float] = []
     while len(seconds) <= TIMES and sum(seconds) < SECONDS / 4:
         begun = clock()

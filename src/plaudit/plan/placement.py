@@ -171,7 +171,7 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
 def placements(
     s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
 ) -> Iterator[Placement]:
-    """Yield all placements that settings can express on the devices, keeping the context axis. A process has one GPU or
+    """Yield placements that settings can express on the devices, keeping the context axis. A process has one GPU or
     an equal share of the cores."""
     context = s.runtime.context
     for lag in lags if s.samples else (0,):
@@ -231,7 +231,7 @@ def symmetric(found: list[Placement], now: Placement) -> Placement | None:
 
 
 def heuristic(found: list[Placement], now: Placement) -> Placement | None:
-    """What people choose by hand: half of the devices learn, half generate, one step ahead if the recipe allows lag."""
+    """What people choose by hand: half of the devices learn, half generate, with the recipe's lag."""
     halves = [one for one in found if one.ray and one.workers and not (one.shared or one.apart) and one.lag <= now.lag]
     return max(
         halves, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None

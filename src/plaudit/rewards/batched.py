@@ -34,7 +34,7 @@ Read = Callable[[Any], list[Any]]
 
 
 class Batched:
-    """Calls a function that takes a batch. `columns`: its required parameters that are neither TRL's nor options."""
+    """Calls a function that takes a batch. `columns`: its required parameters beside BATCH, LOGS and options."""
 
     def __init__(self, function: Callable[..., Any], name: str, options: Mapping[str, Any]):
         self.function, self.name, self.options = function, name, dict(options)

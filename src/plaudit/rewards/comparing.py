@@ -30,7 +30,7 @@ def limit(what: str, most: int) -> None:
 
 
 def equal(reference: str, answer: str) -> bool:
-    """True if both are equal, read as the reference is (as a set, an equation); False if it cannot be parsed."""
+    """True if both are equal, read as the reference is (as a set, an equation); False if one cannot be parsed."""
     expected = parse(reference, KINDS, parsing_timeout=None)
     return bool(expected) and verify(expected, parse(answer, KINDS, parsing_timeout=None), timeout_seconds=None)
 

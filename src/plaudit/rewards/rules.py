@@ -52,8 +52,8 @@ def _decimal(match: re.Match[str]) -> Decimal:
 
 
 def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
-    """Return the first number after the last `####`, on its line. Without that marker return the last number of the
-    text, or None if `need_marker`. Return None too if there is no number, or it is not a plain one."""
+    """Return the first number after the last `####`, on that or the next line with text. Without that marker return
+    its last number, or None if `need_marker`. Return None too if there is no number, or it is not a plain one."""
     _, marker, after = text.rpartition(_MARKER)
     if marker:
         line = numbers(after.strip().partition("\n")[0])
@@ -86,7 +86,7 @@ def reference_text(answer: str | None) -> str:
 
 
 def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
-    """1 if completion and answer differ only in spaces (with `ignore_case`, also in case), else 0."""
+    """1 if completion and answer are equal but for the amount of whitespace (`ignore_case`: and for case), else 0."""
     answered, expected = " ".join(completion.split()), " ".join(reference_text(answer).split())
     return float(answered.casefold() == expected.casefold() if ignore_case else answered == expected)
 

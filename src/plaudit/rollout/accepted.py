@@ -62,7 +62,7 @@ class Accepted:
 @torch.no_grad()
 def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     """Copy published weights, by stored names, into a decoder: only the boxes that this process holds. A model with
-    adapters takes only these, by our names. Raises ValueError for other names, WeightsError if a box is not held."""
+    adapters takes only these, by our names. Raises ValueError for other names, WeightsError if a copied box differs."""
     share = model.held()
     if model.lora is not None:
         if set(weights) != set(share.layout.adapters):

@@ -30,7 +30,7 @@ from plaudit.types import Finish
 
 @dataclass(slots=True)
 class Counts:
-    """Work of an engine so far. Each active row gets a token per step: tokens / steps is the mean number of them."""
+    """Work of an engine so far. Active rows get a token per step: tokens / steps is the mean number of active rows."""
 
     steps: int = 0
     tokens: int = 0

@@ -45,7 +45,7 @@ ENVIRONMENT_CPU = {
 def start(
     folder: Path, settings: VllmStart, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
 ) -> Any:
-    """Start vLLM's engine on the model in a folder, and return it. `dummy`: make up weights that the folder lacks."""
+    """Start vLLM's engine on the model in a folder, and return it. `dummy`: with random weights."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
             "vLLM makes its own process group and would end the present one when it closes: give it its own process"

@@ -90,7 +90,7 @@ def give_up(worker: Any) -> list[Lent]:
 
 
 def take_back(worker: Any, lent: Sequence[Lent]) -> None:
-    """Allocate the storages that `give_up` freed again, and zero the KV cache. Weights have lost their values."""
+    """Allocate again the storages that `give_up` freed, and zero the KV cache. Weights have lost their values."""
     for storage, size in lent:
         storage.resize_(size)
     blank(worker)

@@ -78,8 +78,8 @@ class RolloutWorker:
         """Sample with these packed weights from now on. Return their version and digest.
 
         Raises WeightsError and leaves the engine unchanged if they are old, another model's, changes to a version that
-        it does not have, or damaged in transit. Raises it too if the engine does not hold them afterwards.
-        """
+        it does not have, or damaged in transit. Raises it too if the engine does not hold them afterwards. The first
+        weights may also raise ValueError, if their names are not the model's."""
         self._enter(attempt)
         packed_parts: list[PackedWeights] = []
         for one in sent:

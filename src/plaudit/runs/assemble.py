@@ -131,8 +131,8 @@ class Job:
 
     @property
     def refers_again(self) -> bool:
-        """True if rows are read more than once and not streamed, and the reference is frozen. Its log-probs are then
-        computed once, before training."""
+        """True if rows are read more than once and not streamed, and the reference is frozen. An offline run then
+        computes its log-probs once, before training."""
         settings = self.settings
         frozen = Role.REFERENCE in self.objective.asks and not settings.reference.ema and not settings.data.stream
         return frozen and self.total_steps * settings.train.batch_size > self.data.cursor(settings.seed).length

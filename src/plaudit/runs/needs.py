@@ -45,7 +45,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
 
 
 def disk(config: DecoderConfig, s: Settings) -> float:
-    """Estimate the most bytes that a run's checkpoints take at one time, including the one being written."""
+    """Estimate the most bytes of checkpoints at one time, with the one being written; save.keep=0 counts as 1."""
     one = sum(_checkpoint(config, s, s.adapters(Role(role))) for role in s.objective.losses())
     return one * ((s.save.keep or 1) + 1 + (s.evaluate.best is not None))
 

@@ -52,7 +52,7 @@ class ShowPage:
 
 @contextmanager
 def last_page(path: Path) -> Iterator[None]:
-    """If the block raises, show the error on the page, if the page exists, and let the error pass."""
+    """If the block raises, show the error on the page, if the page exists, and raise it again."""
     try:
         yield
     except BaseException as error:

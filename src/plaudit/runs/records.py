@@ -283,7 +283,7 @@ def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from, or None, and why newer ones are skipped. SettingsError for another name."""
+    """Return the checkpoint to resume from, or None, and why newer are skipped. SettingsError for an unknown one."""
     if settings.resume is None or (settings.resume == "latest" and not store.names()):
         return None, []
     refuse_another(settings, store.folder.parent)  # again: a run that was set aside is back in its place

@@ -89,7 +89,7 @@ def stored_rows(rows: Any, name: str, folder: Path, say: Callable[[str], None]) 
 
 
 def _plain_rows(rows: Any, name: str, say: Callable[[str], None], counted: list[int]) -> Iterator[Mapping[str, Any]]:
-    """Yield rows as JSON values without NaN; `counted[0]` is their number. SettingsError if JSON cannot hold one."""
+    """Yield rows for JSON without NaN cells; `counted[0]` is their number. SettingsError if JSON cannot hold one."""
     for number, row in enumerate(_rows_of(rows, name)):
         if not isinstance(row, Mapping):
             raise SettingsError(f"data ({name}), row {number} is a {type(row).__name__}: rows are dicts of columns")

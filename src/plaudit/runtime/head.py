@@ -20,7 +20,7 @@ AGAIN = "resume=latest continues from the newest checkpoint"
 
 
 class HeadWatch:
-    """Asks the head until closed. It counts pauses, not seconds, so time in which this process is stopped is free."""
+    """Asks the head until closed. It counts pauses, not seconds, so not the time in which this process is stopped."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Find the address and interface by which other machines reach this one; configure gloo and NCCL accordingly."""
+"""Find the address and interface by which other machines reach this one; let gloo use it, and NCCL raise time-outs."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class RayRuntime:
         return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
     def leaving(self) -> set[str]:
-        """Return ids of draining nodes, which an autoscaler takes back; an empty set if this Ray cannot tell."""
+        """Return ids of draining nodes, such as an autoscaler takes back; an empty set if this Ray cannot tell."""
         try:
             return set(ray._private.state.state.get_draining_nodes())
         except AttributeError:  # not of Ray's public functions: another version may have none
@@ -350,8 +350,8 @@ def _state() -> Any:
 
 
 def _own_folder() -> Path:
-    """Make and return the folder for logs and sockets of our own cluster, closed to other users. Raises PermissionError
-    if another user owns it."""
+    """Return the folder for logs and sockets of our own cluster; make the one around it, closed to other users. Raises
+    PermissionError if another user owns that one, or it is a link."""
     utilities: Any = ray._common.utils
     folder = Path(utilities.get_default_system_temp_dir(), f"ray-{os.geteuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)

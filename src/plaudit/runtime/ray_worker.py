@@ -117,7 +117,7 @@ class RayWorker(Generic[Kind_co]):
             telling.cancel()
 
     async def _tell(self) -> None:
-        """Report the worker's stage (`stage.py`) each second when it changes, until cancelled."""
+        """Ask for the worker's stage (`stage.py`) every second and report changes, until cancelled."""
         with contextlib.suppress(exceptions.RayError):
             while True:
                 await self._tell_stage()
@@ -174,7 +174,7 @@ class RayWorker(Generic[Kind_co]):
             raise WorkerLost(self.name, _cause(error)) from error
 
     async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
-        """Wait for an object and return its future. Raises WorkerLost if the worker is lost, or after `timeout` s."""
+        """Wait for an object, return its future. After `timeout` s end the worker. Raises WorkerLost if it is lost."""
         answer = asyncio.ensure_future(_plain(reference))
         try:
             done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

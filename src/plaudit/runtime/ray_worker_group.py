@@ -27,8 +27,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
     def __init__(
         self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1, stages: int = 1
     ):
-        """After a call failed on a rank, each rank must give a sign within `patience` seconds, or within
-        runtime.heartbeat_timeout if that is shorter."""
+        """After a call failed on a rank, wait at most `patience` seconds for the ranks' signs. A rank without a sign
+        counts as lost only after runtime.heartbeat_timeout."""
         self.workers, self.world, self.width, self.stages = tuple(workers), len(workers), width, stages
         self._patience = patience
 
@@ -44,8 +44,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
         return await self._all([worker.do(self.name, method.__name__, mine, starts=starts) for worker, mine in pairs])
 
     async def _all(self, asked: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Return all results, or raise the first failure at once, since ranks that wait for a lost one would end only
-        at their time-out."""
+        """Return all results, or raise the first failure or the loss that caused it. Do not wait for other calls: ranks
+        that wait for a lost one would end only at their time-out."""
         calls = [asyncio.ensure_future(call) for call in asked]
         try:
             return list(await asyncio.gather(*calls))
@@ -58,8 +58,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
             raise lost from error
 
     async def _culprit(self, error: Exception, calls: Sequence[asyncio.Future[Any]]) -> WorkerLost | None:
-        """Return the rank at fault for a failed call: a lost rank, or after a failed collective one that is stuck, else
-        the first that failed. Return None if the error is the rank's own."""
+        """Return the loss of the rank at fault: one found lost, or after a failed collective a stuck one, else the
+        first that failed. Return None if the error is the rank's own, or there is only one rank."""
         if self.world == 1:
             return None
         lost = await self.lost()

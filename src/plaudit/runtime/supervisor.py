@@ -256,7 +256,7 @@ class Supervisor(Generic[Kind]):
         await self._tell(place)
 
     async def _watch(self, place: Place[Kind], worker: Worker[Kind]) -> None:
-        """Wait until the worker is lost and report it, as no call may be running that finds it."""
+        """Wait until the worker is lost and report it: without a running call nothing else would."""
         self.lose(place, worker, await worker.gone())
 
     async def _tell(self, place: Place[Kind]) -> None:

@@ -18,7 +18,7 @@ Other = TypeVar("Other")
 
 
 class Shardable(Protocol[Shard_co]):
-    """Data that can be split over ranks: `shards(world)` returns one shard per rank, never fewer."""
+    """Data that can be split over ranks: `shards(world)` returns `world` shards, never fewer."""
 
     def shards(self, world: int) -> Sequence[Shard_co]: ...
 

@@ -98,7 +98,7 @@ def resolved(settings: Settings) -> str:
 
 
 def to_plain(settings: Any) -> Any:
-    """Return dataclasses, tuples and enums as plain dicts, lists and strings."""
+    """Return dataclasses and tuples as plain dicts and lists, at every level."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {f.name: to_plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):

@@ -72,7 +72,7 @@ class Cache(ABC):
 
     @abstractmethod
     def used(self, length: int) -> list[Tensor]:
-        """Return views of the first `length` positions of all slots: each layer's keys, then each layer's values."""
+        """Return views of at least the first `length` positions of all slots: every layer's keys, then the values."""
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
         """Return the attention mask (n, longest): 0 where a token may look, -inf elsewhere. It has the cache's dtype:
@@ -97,7 +97,7 @@ class Cache(ABC):
         self.copy(sources, targets, length)
 
     def grown(self, config: DecoderConfig, length: int) -> Self:
-        """Return a larger cache, of `length` positions, with the same contents."""
+        """Return a larger cache, of at least `length` positions, with the same contents."""
         larger = type(self)(config, self.slots, length, dtype=self.dtype, device=self.device)
         own, theirs = (cache.used(self.length) for cache in (self, larger))
         for old, new in zip(own, theirs, strict=True):

@@ -83,7 +83,7 @@ class Forward:
         return tokens, Prefill(table.cache, fresh, [len(prompt) for prompt in prompts])
 
     def _stepped(self, table: Table, running: int, longest: int) -> Tensor | None:
-        """Return the running rows' logits by one kernel or a recorded step; None if there is neither or it fails."""
+        """Return running rows' logits by one kernel or a recorded step; None without either or if recording fails."""
         if self._steps is not None:
             assert isinstance(table.cache, PageCache), type(table.cache)
             return self._steps.logits(table.cache, *table.newest(running, longest))

@@ -96,7 +96,7 @@ class Steps:
         return out
 
     def _addresses(self, layer: nn.Module) -> list[int]:
-        """Return the fields of the kernel's `Layer`: addresses of packed tensors (0 if absent), and ranks of LoRA."""
+        """Return the fields of the kernel's `Layer`: addresses of kept tensors (0 if absent), and ranks of LoRA."""
         assert isinstance(layer, Layer)
         attention, mlp, config = layer.attention, layer.mlp, self.model.config
         width, inner, queries = config.width, config.mlp_width, config.heads * config.head_dim

@@ -91,7 +91,7 @@ class KeyTable:
 
 @cache
 def table(system: str, *files: str) -> KeyTable:
-    """Read a table from YAML files of this folder. Rows of later files are added to earlier ones or replace them."""
+    """Read a table from this folder's YAML files. Rows of later files add or replace; defaults are the last file's."""
     import yaml
 
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
