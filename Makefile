@@ -77,7 +77,7 @@ shape: $(STAMP) ## Show what each room of the source is for, its lines and its b
 
 settings: $(STAMP) ## Rewrite the tables of docs/settings.md and docs/keys.md from the code
 	@$(BIN)/python tests/settings/tables.py
-	@$(BIN)/python tests/settings/keys.py
+	@$(BIN)/python tests/importers/keys.py
 
 docs: $(DOCS_STAMP) ## Build the site of docs/ and open it; it follows the files until you stop it
 	@$(DOCS)/bin/zensical serve --open

@@ -25,8 +25,7 @@ from task import MODELS
 
 from plaudit import load_settings, run
 from plaudit.executors.mirrors import Mirrors
-from plaudit.loop.hooks import Remembered
-from plaudit.loop.progress import Moment
+from plaudit.loop.progress import Moment, Remembered
 from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 from plaudit.types import Stats
 

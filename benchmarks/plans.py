@@ -26,11 +26,11 @@ from typing import Any
 
 from plaudit.models.config import DecoderConfig
 from plaudit.models.families import read_config
-from plaudit.plan.cluster import problem_of
-from plaudit.plan.cost import Costs
-from plaudit.plan.placement import WIDTHS
-from plaudit.plan.profile import Curve, Link, Profile
-from plaudit.plan.search import Option, Problem, best
+from plaudit.preflight.cluster import problem_of
+from plaudit.preflight.cost import Costs
+from plaudit.preflight.placement import WIDTHS
+from plaudit.preflight.profile import Curve, Link, Profile
+from plaudit.preflight.search import Option, Problem, best
 from plaudit.settings.recipes import read_settings
 
 PLAUDIT = [sys.executable, "-m", "plaudit.commands.cli"]
@@ -235,7 +235,7 @@ def one(method: str, words: Sequence[str]) -> None:
     """Do a run in this process; print CPU seconds of a step, the median without the first, and bytes."""
     from plaudit import load_settings
     from plaudit import run as begin
-    from plaudit.plan.measure import resident
+    from plaudit.preflight.measure import resident
 
     marks: list[float] = []
 

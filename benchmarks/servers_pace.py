@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.batch import Batch
-from plaudit.learn.pusher import Pusher
+from plaudit.servers.pusher import Pusher
 
 PER_TOKEN, SLOWER = 0.004, 3.0
 prepare = Pusher.prepare

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit.commands.layout import GIB, Model, amounts, extremes
 from plaudit.models.families import read_config
 from plaudit.models.layout import Layout
 from plaudit.models.mesh import Mesh, MeshError
+from plaudit.preflight.layout import GIB, Model, amounts, extremes
 
 
 def llama(width: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:

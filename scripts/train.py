@@ -90,7 +90,7 @@ def prepare(
 
 def distributed(path: Path | None) -> Tree:
     """What a distributed.yaml sets of every stage's run."""
-    from plaudit.settings.importers.distributed import imported
+    from plaudit.importers.distributed import imported
     from plaudit.settings.recipes import read_yaml
 
     return {} if path is None else imported(read_yaml(path))

@@ -34,6 +34,8 @@ LONG = {
     "runs/test_elastic_runs.py::test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back": 0,
     "runs/test_elastic_runs.py::test_further_workers_join_with_their_nodes_and_go_with_them": 0,
     "runtime/test_ray.py::test_a_rank_that_is_stopped_in_a_collective_is_named": 2,
+    # A room taken away alone, beside all of them together
+    "test_optional_rooms.py::test_methods_run_without": 7,
     # One placement or mesh beside others that stay
     "runs/test_sharded_runs.py::test_grpo_on_ranks_that_share_the_tokens_of_each_pass": 0,
     "runs/test_placement_runs.py::test_a_critic_and_a_reference_in_stages_and_with_shared_rows": 0,
@@ -94,7 +96,7 @@ LONG = {
     "settings/test_recipes.py::test_any_mapping_is_taken_or_refused_as_settings": 0,
     # Measurements, which take their time
     "commands/test_plan.py::test_a_check_runs_steps_of_a_plan": 0,
-    "plan/test_profile.py::test_a_busy_machine_is_noted_first": 0,
+    "preflight/test_profile.py::test_a_busy_machine_is_noted_first": 0,
     # The page at every width and in both colours
     "monitor/test_browser.py::test_every_state_fits_the_window_and_axe_finds_nothing_serious": 0,
     # What vLLM takes its time for

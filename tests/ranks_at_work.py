@@ -43,10 +43,10 @@ from plaudit.loop.models import Learners, Models
 from plaudit.loop.progress import Delivery
 from plaudit.loop.train import Ending, learn
 from plaudit.models.decoder import Decoder
+from plaudit.models.settings import Longest
 from plaudit.models.share import Share
 from plaudit.runtime.local import do as ask
 from plaudit.runtime.worker_group import WorkerGroup
-from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
 from plaudit.weights import pieces
 

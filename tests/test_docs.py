@@ -29,10 +29,10 @@ from plaudit.data import formats
 from plaudit.data.formats import sample
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION
 from plaudit.data.settings import DataSettings
+from plaudit.importers.distributed import ROWS
 from plaudit.models.families import FAMILIES
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import RULES
-from plaudit.settings.importers.distributed import ROWS
 from plaudit.settings.recipes import defaults
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.fields import check, complaints

@@ -18,9 +18,9 @@ from plaudit import load_pipeline, load_settings
 from plaudit.commands import cli
 from plaudit.commands.explain import explained
 from plaudit.commands.init import init
-from plaudit.commands.layout import plan, report
 from plaudit.data import formats
 from plaudit.evaluate.settings import CompareSettings, EvaluationSettings, GenerateSettings, RelabelSettings
+from plaudit.preflight.layout import plan, report
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.settings.recipes import load_tree, read_settings
@@ -114,7 +114,7 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "data/demo").symlink_to(demo.sft.parent)
     for name in ("chats.jsonl", "pairs.jsonl", "answers.jsonl", "gold.jsonl", "data/code.jsonl"):
         (tmp_path / name).write_text("{}")
-    foreign = ROOT / "tests/settings/foreign"
+    foreign = ROOT / "tests/importers/foreign"
     theirs = {"trl.yaml": "sft.yaml", "async_rlhf.yaml": "rloo.yaml", "reward.conf": "reward.conf"}
     for name, file in (theirs | {"ds_config.json": "zero3.json"}).items():
         (tmp_path / name).symlink_to(foreign / file)

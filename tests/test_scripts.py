@@ -15,8 +15,8 @@ import yaml
 from click.testing import CliRunner, Result
 from told import says
 
+from plaudit.importers.distributed import ROWS, imported
 from plaudit.runs.records import Run
-from plaudit.settings.importers.distributed import ROWS, imported
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import yaml
 from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table, watched
 
 from plaudit.commands.demo import placed
-from plaudit.runs.preflight import preflights
+from plaudit.preflight.check import preflights
 from plaudit.tasks.demo import DemoFiles
 
 

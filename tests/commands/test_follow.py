@@ -16,8 +16,8 @@ import pytest
 from plaudit import Run, load_settings, run
 from plaudit.commands.follow import follow
 from plaudit.evaluate.settings import EvaluationSettings
-from plaudit.monitor.app import RunsReader
 from plaudit.monitor.console import Reporter
+from plaudit.page.app import RunsReader
 from plaudit.settings.tree import SettingsError
 from plaudit.tasks.demo import DemoFiles
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from plaudit.commands import listening
 from plaudit.commands.listening import bounded_protocol, listen, peer_of, serve_http
-from plaudit.monitor.app import application as page_application
+from plaudit.page.app import application as page_application
 from plaudit.rewards import server
 from plaudit.rewards.server import application as reward_application
 from plaudit.types import Score

@@ -17,12 +17,12 @@ from told import says
 
 from plaudit import SettingsError, load_settings, run
 from plaudit.commands.cli import main
-from plaudit.commands.plan import steps_of
-from plaudit.plan.choice import chosen
-from plaudit.plan.cost import Costs
-from plaudit.plan.placement import Placement
-from plaudit.plan.profile import Curve, Link, Profile
-from plaudit.plan.report import Outcome
+from plaudit.preflight.choice import chosen
+from plaudit.preflight.cost import Costs
+from plaudit.preflight.placement import Placement
+from plaudit.preflight.planning import steps_of
+from plaudit.preflight.profile import Curve, Link, Profile
+from plaudit.preflight.report import Outcome
 from plaudit.runs.planned import key_of
 from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings

@@ -13,10 +13,10 @@ import pytest
 from plaudit.data.load import load_preferences
 from plaudit.data.settings import DataSettings
 from plaudit.evaluate.judge import Judge
-from plaudit.evaluate.relabel import relabel, report_of
 from plaudit.evaluate.settings import RelabelSettings
 from plaudit.evaluate.statistics import share_interval
 from plaudit.monitor.sinks import read_jsonl
+from plaudit.relabel import relabel, report_of
 from plaudit.support.fields import SettingsError
 from plaudit.tasks.demo import gold
 

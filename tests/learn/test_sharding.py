@@ -21,8 +21,8 @@ from plaudit.learn.readout import policy_output
 from plaudit.learn.sharding import recompute_layers
 from plaudit.learn.shards import Sharded, _shard
 from plaudit.models.load import fresh_model
+from plaudit.models.settings import Longest
 from plaudit.runtime.network import free_address
-from plaudit.settings.checks import Longest
 from plaudit.settings.tree import SettingsError
 
 pytestmark = pytest.mark.slow

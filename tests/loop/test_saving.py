@@ -22,8 +22,8 @@ from plaudit.executors.trainer import Trainer
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.copies import UnwritableError
-from plaudit.loop.hooks import Due, Remembered, SaveCheckpoint
-from plaudit.loop.progress import Delivery, Moment, Progress
+from plaudit.loop.hooks import Due, SaveCheckpoint
+from plaudit.loop.progress import Delivery, Moment, Progress, Remembered
 from plaudit.loop.settings import Every
 from plaudit.models import boxes
 from plaudit.models.boxes import Pending, create, laid_out

@@ -14,10 +14,10 @@ from made_runs import make_run
 from rich.table import Table
 from starlette.testclient import TestClient
 
-from plaudit.monitor.answers import Answers
-from plaudit.monitor.app import RunsReader, application
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.folders import Followed, columns, summary
+from plaudit.page.answers import Answers
+from plaudit.page.app import RunsReader, application
 
 HERE = {"host": "127.0.0.1:8010"}
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from plaudit.monitor.templates import WEB
+from plaudit.page.run_page import WEB
 
 BACK = {"light": "#ffffff", "dark": "#12161b"}
 SEEN = {

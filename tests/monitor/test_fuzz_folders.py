@@ -16,8 +16,8 @@ import pytest
 from made_runs import make_run
 from starlette.testclient import TestClient
 
-from plaudit.monitor.app import application
 from plaudit.monitor.folders import FILES
+from plaudit.page.app import application
 
 FOLDERS = int(os.environ.get("FUZZ_FOLDERS", "12"))
 SECONDS = 20.0

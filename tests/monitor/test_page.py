@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings, run
+from plaudit.executors.base import ProcessStatus
 from plaudit.loop.finite import NonFiniteError
-from plaudit.monitor.page import Curves, ProcessStatus, closed, page
+from plaudit.page.run_page import Curves, closed, page
 
 
 class Tags(HTMLParser):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plaudit.monitor.settings import LogSettings
 from plaudit.monitor.sinks import JsonLines, read_jsonl
-from plaudit.monitor.trackers import opened_trackers
+from plaudit.trackers.opening import opened_trackers
 
 
 def write_steps(path, steps):
@@ -132,7 +132,7 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from plaudit.monitor.tensorboard import TensorBoard
+    from plaudit.trackers.tensorboard import TensorBoard
 
     first = TensorBoard(tmp_path)
     for step in (1, 2, 3):
@@ -167,13 +167,13 @@ def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package
 
 
 def _tensorboard(folder):
-    from plaudit.monitor.tensorboard import TensorBoard
+    from plaudit.trackers.tensorboard import TensorBoard
 
     return TensorBoard(folder)
 
 
 def _wandb(folder):
-    from plaudit.monitor.wandb import WeightsAndBiases
+    from plaudit.trackers.wandb import WeightsAndBiases
 
     return WeightsAndBiases(folder, project="plaudit", settings={"seed": 3})
 
@@ -194,7 +194,7 @@ def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
 
 
 def _mlflow(folder):
-    from plaudit.monitor.mlflow import MLflow
+    from plaudit.trackers.mlflow import MLflow
 
     return MLflow(folder, experiment="plaudit", settings={"seed": 3})
 
@@ -217,7 +217,7 @@ def test_mlflow_keeps_figures_and_texts_and_goes_on_with_the_run_of_its_folder(t
 
 
 def _trackio(folder):
-    from plaudit.monitor.trackio import Trackio
+    from plaudit.trackers.trackio import Trackio
 
     return Trackio(folder, project="plaudit", settings={"seed": 3})
 
@@ -228,7 +228,7 @@ def test_trackio_keeps_figures_and_texts_on_this_machine(tmp_path):
 import json
 import sys
 from pathlib import Path
-from plaudit.monitor.trackio import Trackio
+from plaudit.trackers.trackio import Trackio
 for step in (1, 2):
     sink = Trackio(Path(sys.argv[1]) / "ppo", project="plaudit", settings={"seed": 3})
     sink.write(step, {"loss/policy": step / 4})
@@ -264,8 +264,8 @@ def test_trackers_are_opened_where_asked_for_and_told_of_the_run(tmp_path, monke
         opened.append((*given, named))
         return SimpleNamespace(close=lambda failed: None)
 
-    monkeypatch.setattr("plaudit.monitor.tensorboard.TensorBoard", fake)
-    monkeypatch.setattr("plaudit.monitor.wandb.WeightsAndBiases", fake)
+    monkeypatch.setattr("plaudit.trackers.tensorboard.TensorBoard", fake)
+    monkeypatch.setattr("plaudit.trackers.wandb.WeightsAndBiases", fake)
     board, theirs = (tmp_path / "tensorboard", {"resumed_after": 7}), {"project": "plaudit", "settings": {"seed": 3}}
     for settings, expected in (
         (LogSettings(), []),
@@ -289,8 +289,8 @@ def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monk
             told.append(failed)
             raise OSError("no room left")
 
-    monkeypatch.setattr("plaudit.monitor.tensorboard.TensorBoard", Fake)
-    monkeypatch.setattr("plaudit.monitor.wandb.WeightsAndBiases", Fake)
+    monkeypatch.setattr("plaudit.trackers.tensorboard.TensorBoard", Fake)
+    monkeypatch.setattr("plaudit.trackers.wandb.WeightsAndBiases", Fake)
     given = LogSettings(trackers={"tensorboard": "board", "wandb": "plaudit"}), tmp_path, {}
 
     def fails(trackers):

@@ -11,7 +11,7 @@ from made_runs import make_run
 from starlette.testclient import TestClient
 
 from plaudit.monitor import table as module
-from plaudit.monitor.app import application
+from plaudit.page.app import application
 
 
 def client_of(folder: Path) -> TestClient:

@@ -18,8 +18,8 @@ from faults import Killer
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
-from plaudit.executors.servers import ServerExecutor
 from plaudit.loop.progress import Moment
+from plaudit.servers.executor import ServerExecutor
 from plaudit.types import Stats
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ import pytest
 from plaudit import load_settings
 from plaudit.algorithms import GRPO
 from plaudit.executors.base import Executor
-from plaudit.monitor.events import Doing
 from plaudit.rewards.base import Reward
 from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.assemble import Job
+from plaudit.runtime.worker import Doing
 from plaudit.types import Completion, Finish, Prompt
 
 Recipe = Callable[..., dict[str, Any]]

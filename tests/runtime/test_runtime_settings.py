@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
+from plaudit.importers.distributed import imported
 from plaudit.runtime.settings import NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings, Servers
-from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
 from plaudit.weights.broadcast import Collective, transport_of
 

@@ -32,11 +32,12 @@ from plaudit.data.write import write_rows
 from plaudit.evaluate.generation import reward_figures
 from plaudit.evaluate.policy import Answer
 from plaudit.evaluate.settings import GenerateSettings, SamplingSettings
+from plaudit.executors.base import ProcessStatus
 from plaudit.loop.outage import RewardFailureError
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
 from plaudit.monitor.console import Reporter
-from plaudit.monitor.page import Curves, ProcessStatus, closed, page
 from plaudit.monitor.sinks import JsonLines, read_jsonl
+from plaudit.page.run_page import Curves, closed, page
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.protocol import read_answer
 from plaudit.rewards.rules import gsm8k

@@ -28,7 +28,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
     """
     began = time.time() - time.process_time()
     with plain_errors():
-        from plaudit.commands.check import check as check_words
+        from plaudit.preflight.checking import check as check_words
 
         raise SystemExit(min(check_words(*of_method(words), as_json=as_json, began=began), 1))
 
@@ -52,7 +52,7 @@ def layout(
 ) -> None:
     """Print which part of a recipe's models each rank would hold, with sizes. Nothing is loaded or started."""
     with plain_errors():
-        from plaudit.commands.layout import plan, publish, read_mesh, report, sends
+        from plaudit.preflight.layout import plan, publish, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings, recipe_of
 
         settings = read_settings(*recipe_of([recipe, *overrides]))
@@ -71,7 +71,7 @@ def profile(words: tuple[str, ...]) -> None:
     The file lies beside the run's folder; `plaudit plan` reads it.
     """
     with plain_errors():
-        from plaudit.commands.plan import profile as profile_words
+        from plaudit.preflight.planning import profile as profile_words
 
         profile_words(*of_method(words))
 
@@ -91,7 +91,7 @@ def plan(words: tuple[str, ...], profiles: tuple[Path, ...], **options: Any) -> 
     what would help most, and other placements beside it. `plaudit profile` measures the machine first.
     """
     with plain_errors():
-        from plaudit.commands.plan import plan as plan_words
+        from plaudit.preflight.planning import plan as plan_words
 
         plan_words(*of_method(words), profiles, **options)
 

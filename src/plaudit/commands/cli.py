@@ -21,6 +21,7 @@ from plaudit.commands.options import (
     traceback_option,
 )
 from plaudit.monitor.folders import PORT
+from plaudit.support.rooms import optional
 from plaudit.support.visible import visible
 
 Tree = TypeVar("Tree")
@@ -79,9 +80,8 @@ def train_by(method: str | None, words: Sequence[str], deepspeed: str | None) ->
         settings = load_settings(imported.recipe, overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
         if settings.runtime.placement in PLANNED:
-            from plaudit.plan.choice import chosen
-
-            settings = chosen(settings, reporter.say)
+            asked = f"runtime.placement={settings.runtime.placement}"
+            settings = optional("preflight", asked_by=asked).chosen(settings, reporter.say)
         if imported.system:
             reporter.say(
                 f"{recipe} has settings of {imported.system}. As a recipe of Plaudit:\n{imported.text(settings.method)}"
@@ -253,9 +253,9 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
     plaudit relabel answers=answers.jsonl gold=rules.py:score output=gold.jsonl
     """
     with plain_errors():
-        from plaudit.evaluate.relabel import relabel as relabel_by
         from plaudit.evaluate.settings import RelabelSettings
         from plaudit.monitor.console import Reporter
+        from plaudit.relabel import relabel as relabel_by
 
         settings, reporter = measured_by(RelabelSettings, recipe, overrides), Reporter()
         with plain_errors(settings.output):

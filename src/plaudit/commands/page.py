@@ -1,6 +1,6 @@
 """`plaudit monitor --serve`: serve the page that shows runs in a browser.
 
-    a folder of runs -> monitor/app.py -> uvicorn -> a browser
+    a folder of runs -> page/app.py -> uvicorn -> a browser
 
 If other machines can reach the address, the page requires a token, which is part of the printed URL.
 """
@@ -18,7 +18,7 @@ from plaudit.commands.listening import address_of, bounded_protocol, is_loopback
 
 def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C."""
-    from plaudit.monitor.app import application
+    from plaudit.page.app import application
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     names = ("localhost", socket.gethostname(), host, *allow_hosts)

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from plaudit.loop.hooks import Remembered
 from plaudit.loop.models import Models
-from plaudit.monitor.events import Doing
-from plaudit.monitor.page import ProcessStatus
+from plaudit.loop.progress import Remembered
+from plaudit.models.settings import Longest
 from plaudit.rewards.base import Reward
 from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
-from plaudit.settings.checks import Longest
+from plaudit.runtime.worker import Doing
 from plaudit.types import Group, Stats
 
 Result = TypeVar("Result")
@@ -39,6 +38,17 @@ class Plan:
     """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
     mirrors: bool = False
     """True if ranks that are formed again take what their mirrors have, if that is newer than `resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process of a run, as its page shows it."""
+
+    name: str
+    place: str
+    """Its node and process."""
+    state: str
+    lost: bool = False
 
 
 class Executor(Protocol):

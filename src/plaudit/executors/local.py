@@ -14,19 +14,18 @@ from typing import Any, TypeVar
 import torch
 
 from plaudit.compute.products import slow_halves
-from plaudit.executors.base import Plan
+from plaudit.executors.base import Plan, ProcessStatus
 from plaudit.executors.processes import load_judge
 from plaudit.executors.trainer import Trainer
-from plaudit.loop.hooks import Remembered
 from plaudit.loop.models import Models
-from plaudit.monitor.events import Doing
-from plaudit.monitor.page import ProcessStatus
+from plaudit.loop.progress import Remembered
 from plaudit.rewards.base import Reward
 from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import Engine, Sampler
 from plaudit.runtime.local import LocalWorkerGroup
+from plaudit.runtime.worker import Doing
 from plaudit.settings.tree import Settings
 from plaudit.types import Completion, Group, Role, Sampling, Stats
 

@@ -25,7 +25,7 @@ from plaudit.runtime.worker import SenderLost, WorkerLost
 if TYPE_CHECKING:
     from plaudit.executors.base import Plan
     from plaudit.executors.ranks import RankGroups
-    from plaudit.loop.hooks import Remembered
+    from plaudit.loop.progress import Remembered
     from plaudit.runtime.ray import RayRuntime
     from plaudit.runtime.ray_worker import RayWorker
 

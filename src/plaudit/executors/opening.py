@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from plaudit.executors.base import Executor, Plan
 from plaudit.executors.local import LocalExecutor
 from plaudit.executors.ray import RayExecutor
-from plaudit.executors.servers import ServerExecutor
 from plaudit.runtime.token import prepare
 from plaudit.runtime.worker import Failures
 from plaudit.settings.tree import Settings
+from plaudit.support.rooms import optional
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
@@ -40,8 +40,10 @@ class Executors:
         return executor
 
     async def _ray_executor(self, plan: Plan) -> RayExecutor:
-        kind = RayExecutor if self.settings.runtime.served is None else ServerExecutor
-        return await kind.open(self.settings, plan, self._cluster(), self.failures, self.say)
+        servers = self.settings.runtime.served is not None
+        kind = optional("servers", asked_by="runtime.servers").ServerExecutor if servers else RayExecutor
+        executor: RayExecutor = await kind.open(self.settings, plan, self._cluster(), self.failures, self.say)
+        return executor
 
     def _cluster(self) -> RayRuntime:
         if self._runtime is None:

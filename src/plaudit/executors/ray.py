@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.evaluate.judge import judge_reward
-from plaudit.executors.base import Plan
+from plaudit.executors.base import Plan, ProcessStatus
 from plaudit.executors.collected import Node, collected
 from plaudit.executors.following import EMAReference
 from plaudit.executors.inside import InProcess
@@ -26,12 +26,10 @@ from plaudit.executors.processes import PROCESS, driven, load_judge, make_rollou
 from plaudit.executors.ranks import RankGroups
 from plaudit.executors.scoring import Scoring, reserving, stays
 from plaudit.executors.trainer import RankProcess
-from plaudit.loop.hooks import Remembered
 from plaudit.loop.models import Models
+from plaudit.loop.progress import Remembered
 from plaudit.models.described import end_ids, positions
 from plaudit.models.load import load_tokenizer
-from plaudit.monitor.events import Doing
-from plaudit.monitor.page import ProcessStatus
 from plaudit.rewards.base import Reward
 from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
@@ -42,7 +40,7 @@ from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.supervisor import NODES, PAUSE
-from plaudit.runtime.worker import Failures, NodeLost, Worker
+from plaudit.runtime.worker import Doing, Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Group, Role, Stats
 from plaudit.types.distant import LARGE

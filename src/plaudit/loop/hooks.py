@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,14 +27,15 @@ from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.finite import NonFiniteError, diverged
 from plaudit.loop.models import Models
-from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
+from plaudit.loop.progress import BatchSource, Hook, Moment, Progress, Remembered
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, figures_of
-from plaudit.monitor.events import Doing, Events
-from plaudit.monitor.trackers import Tracker
+from plaudit.monitor.events import Events
+from plaudit.monitor.sinks import Tracker
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
+from plaudit.runtime.worker import Doing
 from plaudit.support.errors import Stopped
 from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
@@ -153,17 +153,6 @@ async def _validation_loss(models: Models, batch: Batch) -> Stats:
         stats = await actor.evaluate(batch)
         figures.append({"loss" if name == f"loss/{role}" else name: value for name, value in stats.items()})
     return merge_stats(figures)
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """The state after a step that a checkpoint holds, except models and optimizers."""
-
-    progress: Progress
-    values: Mapping[str, Any]
-    rng: Tensor
-    moves: int
-    """`Models.moves` at that time. While it is unchanged, the models are still those of this step."""
 
 
 class SaveCheckpoint:

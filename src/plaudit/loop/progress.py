@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from plaudit.batch import Batch
 from plaudit.types import Group, Row, Stats
@@ -133,3 +135,14 @@ def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
         except ValueError:  # a callable without a signature
             pass
     return hooks
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The state after a step that a checkpoint holds, except models and optimizers."""
+
+    progress: Progress
+    values: Mapping[str, Any]
+    rng: Tensor
+    moves: int
+    """`Models.moves` at that time. While it is unchanged, the models are still those of this step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit.support.fields import setting
+from plaudit.support.fields import refuse, setting
 
 
 @dataclass
@@ -31,3 +31,23 @@ class ModelSettings:
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer; null takes the checkpoint's."""
     lora: LoraSettings = field(default_factory=LoraSettings)
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The longest sequence that a run will train on or sample."""
+
+    tokens: int
+    what: str
+    """Description of the sequence for messages."""
+
+    def unfit(self, whose: str, room: int) -> list[str]:
+        """Return a problem if the sequence does not fit a model with `room` positions; else []."""
+        if self.tokens <= room:
+            return []
+        advice = "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+        return [f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: {advice}"]
+
+    def check(self, whose: str, room: int) -> None:
+        """Raise SettingsError if the sequence does not fit a model with `room` positions."""
+        refuse(self.unfit(whose, room), plain=True)

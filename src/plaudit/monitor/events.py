@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,6 @@ from plaudit.monitor.sinks import JsonLines
 
 LEAST = 0.005
 """Seconds; shorter stretches are recorded as one once they last that long together."""
-
-Doing = Callable[[str, str], AbstractContextManager[None]]
-"""`with doing(worker, phase):` records when a worker does something."""
 
 
 @dataclass(slots=True)

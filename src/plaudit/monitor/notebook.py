@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from plaudit.monitor.templates import rendered
 
 ROWS = 100
 """Rows that the table shows, the last ones."""
+
+
+STEPS = Path(__file__).parent / "steps.html.jinja"
 
 
 class StepTable:
@@ -36,7 +40,7 @@ class StepTable:
 
     def html(self) -> str:
         """The table: its heads, and the last rows."""
-        return rendered("steps", columns=self.columns, rows=self.rows[-ROWS:], hidden=len(self.rows) - ROWS)
+        return rendered(STEPS, columns=self.columns, rows=self.rows[-ROWS:], hidden=len(self.rows) - ROWS)
 
     def _show(self) -> None:
         from IPython.display import HTML, display

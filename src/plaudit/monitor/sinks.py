@@ -2,7 +2,7 @@
 
     {"step": 12, "epoch": 0, "time": 31.4, "loss/policy": 0.71, ...}
 
-The trackers (`tensorboard.py`, `wandb.py`) take the figures of the same records. Left out: rotation and compression.
+A `Tracker`, such as TensorBoard's, takes the figures of the same records. Left out: rotation and compression.
 """
 
 from __future__ import annotations
@@ -11,13 +11,27 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from plaudit.support.bounded import MOST, UnreadableError, content, record
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
+
+
+class Tracker(Protocol):
+    """Receive figures and texts of each step. The caller writes steps in rising order and closes it once."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Receive a text of a step: "answers" to a prompt, or a warning of "health"."""
+        ...
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the record. `failed`: the run failed and may continue later, under the same name."""
+        ...
 
 
 class JsonLines:

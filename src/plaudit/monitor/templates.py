@@ -1,4 +1,4 @@
-"""The HTML that we write, as Jinja templates of `web/`. Whatever is put into one is escaped, and made visible."""
+"""The HTML that we write, as Jinja templates. Whatever is put into one is escaped, and made visible."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from plaudit.support.visible import visible
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-WEB = Path(__file__).parent / "web"
 
-
-def rendered(name: str, **values: Any) -> str:
-    """Return the text of a template, `NAME.html.jinja`."""
-    return _templates().get_template(f"{name}.html.jinja").render(values)
+def rendered(template: Path, **values: Any) -> str:
+    """Return the text of a template's file."""
+    return _templates(template.parent).get_template(template.name).render(values)
 
 
 @cache
-def _templates() -> Environment:
+def _templates(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
-        loader=FileSystemLoader(WEB),
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -6,7 +6,7 @@ settings -> intake (tokenizer, data) -> executor (training ranks, engine), rewar
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,9 @@ from plaudit.loop.speak import Speak
 from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, train
 from plaudit.monitor.console import ProgressBar, Reporter
-from plaudit.monitor.events import Doing, Events
+from plaudit.monitor.events import Events
 from plaudit.monitor.health import Health
-from plaudit.monitor.sinks import JsonLines, read_jsonl
-from plaudit.monitor.trackers import opened_trackers
+from plaudit.monitor.sinks import JsonLines, Tracker, read_jsonl
 from plaudit.rewards.base import Reward, TimedReward
 from plaudit.rewards.batched import LOOKED_AT
 from plaudit.rewards.protocol import vocabulary_digest
@@ -59,13 +58,14 @@ from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runs import records
 from plaudit.runs.intake import Intake, few_steps
-from plaudit.runs.page import ShowPage
 from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.runtime.settings import MIRRORS
+from plaudit.runtime.worker import Doing
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.errors import Stopped
 from plaudit.support.fields import leaves, refuse
+from plaudit.support.rooms import optional
 from plaudit.types import Group, Role, Stats
 
 
@@ -243,7 +243,7 @@ class Job:
             source.items = await with_reference(source.items, models, unit=self.objective.unit)
         with (
             self.reporter.track(settings.method, self.total_steps, done=progress.step) as bar,
-            opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
+            self.trackers(progress) as trackers,
             self.files,
         ):
             showing = Track(trackers, every=settings.train.log_every), bar
@@ -270,6 +270,14 @@ class Job:
         for line in best.summary(early=progress.step < self.last_step):
             self.reporter.say(line)
         return progress
+
+    def trackers(self, progress: Progress) -> AbstractContextManager[list[Tracker]]:
+        """Open the trackers of `log.trackers`."""
+        opened: AbstractContextManager[list[Tracker]] = nullcontext([])
+        if (log := self.settings.log).trackers:
+            room = optional("trackers", asked_by="log.trackers")
+            opened = room.opened_trackers(log, self.folder, to_plain(self.settings), resumed_after=progress.step)
+        return opened
 
     def hooks(
         self,
@@ -299,9 +307,11 @@ class Job:
         if self.objective.online:
             hooks.append(samples)
         hooks.append(track)
-        if settings.log.page:
+        if settings.log.page and (page_room := optional("page")) is not None:
             title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
-            hooks.append(page := ShowPage(path, executor, title=title, steps=self.last_step, metrics=metrics.path))
+            hooks.append(
+                page := page_room.ShowPage(path, executor, title=title, steps=self.last_step, metrics=metrics.path)
+            )
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = self.health(progress)

@@ -14,9 +14,9 @@ from plaudit.algorithms.base import Objective
 from plaudit.data.load import LOADERS
 from plaudit.data.report import SourceReport
 from plaudit.models.described import check_scores, end_ids, positions
+from plaudit.models.settings import Longest
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.rewards.rules import check_reference
-from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings
 from plaudit.support.fields import refuse
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
-from plaudit.runs.page import last_page
 from plaudit.runs.passed import PassedObjects, PassedReward, Recipe, is_quiet
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
@@ -34,6 +34,7 @@ from plaudit.runtime.usual import usual_torch
 from plaudit.settings.checks import check
 from plaudit.settings.recipes import completed
 from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.rooms import optional
 from plaudit.types import Role
 
 
@@ -77,7 +78,7 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
     if settings.runtime.placement in PLANNED:
         raise SettingsError(
             f"runtime.placement={settings.runtime.placement} is chosen from a profile of the machine: run `plaudit "
-            f"{settings.method} RECIPE`, or give run() what plaudit.plan.choice.chosen(settings) returns"
+            f"{settings.method} RECIPE`, or give run() what plaudit.preflight.choice.chosen(settings) returns"
         )
     record = open_record(settings)
     if record is not None:
@@ -115,7 +116,7 @@ def _run(
     written = "logs and samples" if settings.samples else "logs"
     reporter.say(f"{settings.method}: {written} in {folder}, checkpoints in {store.place}")
     reporter.say(f"to watch it: {_serving(folder)}\n  then open: {address_of_run(folder)}")
-    with stops_for_caller(), reporter.last_words(), last_page(folder / records.PAGE):
+    with stops_for_caller(), reporter.last_words(), _last_page(folder):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:
@@ -125,6 +126,12 @@ def _run(
     role = next(iter(job.objective.losses()))
     reporter.say("\n".join(last_block(settings, folder, role, store.model(role))))
     return Run(folder)
+
+
+def _last_page(folder: Path) -> AbstractContextManager[None]:
+    """While active, an error ends the run's page too."""
+    page = optional("page")
+    return nullcontext() if page is None else page.last_page(folder / records.PAGE)
 
 
 def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:

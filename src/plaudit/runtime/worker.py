@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from plaudit.support.errors import Ended
 
 HOUR = 3600.0
 """Seconds over which lost workers are counted."""
+Doing = Callable[[str, str], AbstractContextManager[None]]
+"""`with doing(worker, phase):` records when a worker does something."""
 Kind_co = TypeVar("Kind_co", covariant=True)
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

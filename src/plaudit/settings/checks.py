@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, unfed
@@ -21,26 +21,6 @@ from plaudit.support.plugins import known_here_alone
 
 FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
 """Figures of the whole reward, reward/NAME; a part of a reward may not take these names."""
-
-
-@dataclass(frozen=True)
-class Longest:
-    """The longest sequence that a run will train on or sample."""
-
-    tokens: int
-    what: str
-    """Description of the sequence for messages."""
-
-    def unfit(self, whose: str, room: int) -> list[str]:
-        """Return a problem if the sequence does not fit a model with `room` positions; else []."""
-        if self.tokens <= room:
-            return []
-        advice = "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
-        return [f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: {advice}"]
-
-    def check(self, whose: str, room: int) -> None:
-        """Raise SettingsError if the sequence does not fit a model with `room` positions."""
-        fields.refuse(self.unfit(whose, room), plain=True)
 
 
 def check(settings: Settings) -> None:

@@ -19,15 +19,16 @@ from typing import Any
 
 from plaudit.rewards.settings import by_name
 from plaudit.settings.checks import check
-from plaudit.settings.importers.read import read
-from plaudit.settings.importers.read import read_saved as read_saved
-from plaudit.settings.importers.read import read_yaml as read_yaml
-from plaudit.settings.importers.table import Imported
+from plaudit.settings.files import read
+from plaudit.settings.files import read_saved as read_saved
+from plaudit.settings.files import read_yaml as read_yaml
+from plaudit.settings.imported import Imported
 from plaudit.settings.spellings import meant_in
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import flat, leaves, mistyped, nearest, one_of, refuse, shortened
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import registered_again
+from plaudit.support.rooms import optional
 
 Tree = typing.TypeVar("Tree")
 NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
@@ -119,10 +120,9 @@ def as_ours(
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Imported:
     """Return a recipe, or another system's file as one. That file's environment variables are set in this process."""
-    from plaudit.settings.importers.files import opened
-
     tree = {} if recipe is None else _texts(recipe) if isinstance(recipe, Mapping) else read(recipe)
-    found = opened(tree, method, deepspeed)
+    importers = optional("importers", asked_by="a DeepSpeed configuration" if deepspeed else "")
+    found: Imported = importers.opened(tree, method, deepspeed) if importers else Imported(recipe=dict(tree))
     os.environ.update(found.environment)
     return found
 

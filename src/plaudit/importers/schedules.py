@@ -1,0 +1,54 @@
+"""Convert schedules and intervals in transformers' form, which TRL, async_rlhf and LLM-on-Ray share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from plaudit.importers.table import Translation
+
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+}
+
+
+def scheduled(r: Translation, key: str, name: str, warm_key: str, warmup: float) -> Iterator[tuple[str, Any]]:
+    """Settings of the schedule called `name`. `warmup` is a share of all steps if below 1, else a number of steps."""
+    if name not in SCHEDULES:
+        r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
+    yield "optimizer.schedule", SCHEDULES.get(name, "linear")
+    total = r("max_steps", 0)
+    if warmup >= 1 and total <= warmup:
+        r.refuse(warm_key, "warm-up is a share of all steps here: give warmup_ratio, or a larger max_steps")
+        return
+    share = warmup / total if warmup >= 1 else warmup
+    if share and name != "constant":
+        yield "optimizer.warmup", float(share)
+
+
+def spaced(
+    r: Translation, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
+) -> Iterator[tuple[str, Any]]:
+    """The setting `<section>.every`, from a strategy (no, steps, epoch). A number of steps below 1 is a share of all
+    steps."""
+    how, steps = str(r(key, by_default)).lower(), r(steps_key, otherwise)
+    if how == "epoch":
+        yield f"{section}.every", "1 epoch"
+    elif how in ("no", "false"):
+        if section == "save":
+            yield "save.every", None
+    elif how != "steps":
+        r.refuse(key, "it must be no, steps or epoch")
+    elif steps >= 1:
+        yield f"{section}.every", max(round(steps / r.updates), 1)
+    elif total := r.found.get("train.steps"):
+        yield f"{section}.every", math.ceil(total * steps)
+    elif 0 < (epochs := round(steps * r.found.get("train.epochs", 1.0), 6)) < math.inf:
+        yield f"{section}.every", "1 epoch" if epochs == 1 else f"{epochs:.6f}".rstrip("0").rstrip(".") + " epochs"
+    else:
+        r.refuse(steps_key, "it must be above 0: a number of steps, or a share of all steps")

@@ -1,1 +1,0 @@
-"""What a run will take, and which placement takes least: profile, cost model, search."""

@@ -1,0 +1,331 @@
+"""Estimate a step of a placed run: seconds by call and in all, and bytes by process. Formulas only, no torch.
+
+    Work, Profile, Placement -> seconds by call -> the step -> Estimate
+
+`docs/plan.md` has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from plaudit.models.config import DecoderConfig
+from plaudit.models.mesh import Mesh
+from plaudit.preflight.held import Model, judges_of, models_of
+from plaudit.preflight.placement import Placement
+from plaudit.preflight.profile import Link, Profile
+from plaudit.preflight.work import Amounts, Shape, Work, amounts, decoding, work_of
+from plaudit.settings.tree import Settings
+
+AHEAD = 4
+"""Steps of answers, one after the other, whose mean is that of a long run."""
+BUFFERS = 2
+"""Copies of published weights that a process holds while they travel: packed ones, and those that arrived."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds and bytes of a step by one placement."""
+
+    placement: Placement
+    calls: Mapping[str, float]
+    """Seconds of each call of a step, where it works."""
+    step: float
+    idle: float
+    """Share of the devices' time without work."""
+    memory: Mapping[str, Mapping[str, float]]
+    """Bytes by part of each kind of process."""
+
+    @property
+    def largest(self) -> float:
+        """Bytes of the process that holds most."""
+        return max(sum(parts.values()) for parts in self.memory.values())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost model of one recipe on one machine's kind of devices."""
+
+    settings: Settings
+    profile: Profile
+    devices: int
+
+    @cached_property
+    def work(self) -> Work:
+        profile = self.profile
+        return work_of(self.settings, profile.prompts, profile.answers, profile.rows)
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """The models of the training ranks, each whole on one rank."""
+        whole = replace(self.settings, runtime=replace(self.settings.runtime, placement={}))
+        return models_of(whole, Mesh())
+
+    @cached_property
+    def policy(self) -> DecoderConfig:
+        return self.models[0].layout.config
+
+    @cached_property
+    def judges(self) -> dict[int, DecoderConfig]:
+        return judges_of(self.settings)
+
+    def config_of(self, role: str) -> DecoderConfig:
+        """A role's configuration; the policy's for a reference that is the policy without its adapters."""
+        found = {str(one.role): one.layout.config for one in self.models}
+        return (found | {f"judge {number}": config for number, config in self.judges.items()}).get(role, self.policy)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.settings.learn.precision == "bfloat16" else 4
+
+    # --- seconds
+
+    def estimate(self, at: Placement) -> Estimate:
+        calls = self.calls(at)
+        step, busy = self._step(at, calls)
+        idle = max(0.0, 1 - busy / (at.devices * step)) if step else 0.0
+        return Estimate(at, calls, step, idle, self.memory(at))
+
+    def calls(self, at: Placement) -> dict[str, float]:
+        """Seconds of each call of a step, each with its devices to itself."""
+        work, found = self.work, dict[str, float]()
+        if work.sampled:
+            found["generate"] = self.generate(at)
+            found |= self._rewards(at)
+        for role in work.scored:
+            found[f"{role} scores"] = self._scores(at.of(role), role, work.share(at.of(role).ranks))
+        for role in work.trained:
+            found[f"{role} trains"] = self._trains(at.of(role), role, work.share(at.of(role).ranks))
+        if (at.ray and work.sampled) or at.lag:
+            found["publish"] = self._publish(at)
+        return found
+
+    def generate(self, at: Placement, tensor: int = 1, *, flowing: bool = False) -> float:
+        """Seconds from a step's first to its last token, by the slowest. `flowing`: of a worker whose slots further
+        steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
+        prefill, decode = self.profile.passes["policy/score"], self.profile.decode
+        summed = 2 * self.policy.layers * self.link("all_reduce", tensor).latency if tensor > 1 else 0.0
+
+        def seconds(shapes: Sequence[Shape]) -> float:
+            return decoding(
+                shapes,
+                self.settings.rollout.slots,
+                lambda *numbers: decode.seconds(numbers, at.threads) / tensor + numbers[0] * summed,
+                lambda first: prefill.seconds(first.numbers, at.threads) / tensor,
+            )
+
+        batches, times = self.work.batches(max(1, at.workers))
+        if not flowing:
+            return times * max(map(seconds, batches))
+        return times * sum((seconds(one * AHEAD) - seconds(one)) / (AHEAD - 1) for one in batches) / len(batches)
+
+    def _rewards(self, at: Placement) -> dict[str, float]:
+        """Seconds by reward. A judge without processes of its own is in the run's process, on all cores."""
+        found, work, s = {}, self.work, self.settings
+        for number, reward in enumerate(s.rewards):
+            if reward.kind == "judge":
+                processes = max(1, reward.workers * reward.tensor * at.ray)
+                curve = self.profile.passes[f"judge {number}/score"]
+                asked = amounts(work.sampled).times(1 / work.scale / processes).cut(work.score)
+                threads = s.threads or (self.profile.devices if at.ray and not self.profile.gpu else at.threads)
+                found[f"judge {number}"] = curve.seconds(asked.numbers, threads)
+        for name, (constant, each) in self.profile.rewards.items():
+            found[name] = constant + each * work.answers
+        return found
+
+    def _scores(self, at: Placement, role: str, share: Amounts) -> float:
+        return self._called(at) + self._pass(at, f"{role}/score", share.cut(self.work.score), moves=1)
+
+    def _trains(self, at: Placement, role: str, share: Amounts) -> float:
+        """Seconds of all updates of a step for one role."""
+        epochs, parts = self.work.updates
+        part = share.times(1 / parts).cut(self.work.micro)
+        model = next(one for one in self.models if one.role == role)
+        numbers = model.numbers(model.layout.mesh.place(0))[1]
+        update = self.profile.updates[role] / at.tensor / (at.shards if at.sharded else 1)
+        summed = 0.0
+        if at.shards > 1:
+            ring = _ring(at.shards) / (2 if at.sharded else 1)
+            summed = self.link("all_reduce", at.shards).seconds(4 * numbers / at.tensor * ring)
+        each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
+        return epochs * parts * each
+
+    def _pass(self, at: Placement, name: str, asked: Amounts, *, moves: int) -> float:
+        """A pass over shards gathers weights; one along the tensor axis adds up activations, twice a layer; one along
+        the context axis exchanges those of attention, twice a layer."""
+        curve, role = self.profile.passes[name], name.partition("/")[0]
+        constant = curve.seconds((asked.passes, 0.0, 0.0, 0.0), at.threads)
+        seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.width
+        config = self.config_of(role)
+        if at.sharded:
+            gathered = self.width * config.parameters / at.tensor * _ring(at.shards) / 2
+            seconds += moves * asked.passes * self.link("all_gather", at.shards).seconds(gathered)
+        heads = config.head_dim * (config.heads + config.kv_heads)  # half of what goes there and back
+        for ranks, rows in ((at.tensor, config.width / at.context), (at.context, heads / at.width / 2)):
+            if ranks > 1:
+                size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", ranks)
+                seconds += 2 * moves * config.layers * (link.latency * asked.passes + size / link.bandwidth)
+        return seconds
+
+    def link(self, name: str, ranks: int) -> Link:
+        """The named line; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
+        links = self.profile.links
+        name = "network" if "network" in links and ranks > self.profile.devices else name
+        return links.get(name, links["all_reduce"])
+
+    def _called(self, at: Placement) -> float:
+        return self.profile.call if at.ray else 0.0
+
+    def _publish(self, at: Placement) -> float:
+        size = self.models[0].published
+        return self.profile.links["store"].seconds(size) if at.ray else size / 4e9
+
+    def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
+        """Seconds of a step, and device-seconds of work in it."""
+        generate, publish = calls.get("generate", 0.0), calls.get("publish", 0.0)
+        by_role = {name: seconds for name, seconds in calls.items() if name.endswith((" scores", " trains"))}
+        rewards = sum(calls.values()) - generate - publish - sum(by_role.values())
+        learn = sum(self._at_once(at, by_role, what) for what in ("scores", "trains"))
+        workers, ranks = (at.workers, sum(at.counts.values()) - at.workers) if at.ray else (1, 1)
+        used = sum(seconds * at.of(name.split()[0]).trains_on for name, seconds in by_role.items()) if at.ray else learn
+        busy = generate * workers + used
+        if not at.ray:
+            return sum(calls.values()), busy + rewards
+        cores = math.inf if self.profile.gpu else self.devices
+        if at.shared or not at.lag:
+            slow = self._crowding(at, max(workers * at.threads * (generate > 0), ranks * at.threads))
+            tail = self._tail(generate, rewards)
+            return max((generate + learn) * slow + tail + publish, (busy * at.threads + rewards) / cores), busy
+        slow = self._crowding(at, (ranks + workers) * at.threads)
+        flow = self.generate(at, flowing=True) if generate else 0.0
+        busy = flow * workers + used
+        held = (busy * at.threads + rewards) / cores
+        path = (generate + rewards / 8 + learn + publish) / (at.lag + 1)
+        step = slow * max(flow, learn + publish, rewards, held, path)
+        return step, min(generate, step) * workers + used
+
+    def _at_once(self, at: Placement, by_role: Mapping[str, float], what: str) -> float:
+        """Seconds of the scores of a step, or of its training: models on the same ranks take turns, those on
+        different ranks work at the same time."""
+        worker_groups: dict[tuple[str, ...], float] = {(): 0.0}
+        for name, seconds in by_role.items():
+            role, _, kind = name.rpartition(" ")
+            if kind == what:
+                where = next((one.roles for one in at.apart if role in one.roles), ())
+                worker_groups[where] = worker_groups.get(where, 0.0) + seconds
+        return max(worker_groups.values())
+
+    def _tail(self, generate: float, rewards: float) -> float:
+        """Seconds of rewards left when the last answer ends: the driver scores answers while others are generated."""
+        return max(rewards - generate / 2, rewards / 8)
+
+    def _crowding(self, at: Placement, threads: int) -> float:
+        """Factor by which work takes longer beside work on other cores."""
+        if self.profile.gpu or self.devices == 1 or threads <= at.threads:
+            return 1.0
+        beside = min(1.0, (threads - at.threads) / max(1, self.devices - at.threads))
+        return (1 + (self.profile.crowded - 1) * beside) * max(1.0, threads / self.devices)
+
+    # --- one call in a mesh of its own (`cluster.py`)
+
+    def passes(self, name: str) -> Callable[[int, int], float]:
+        """Return a function (data, tensor) -> seconds of a call without gradients on a mesh of these sizes."""
+        work = self.work
+
+        def seconds(data: int, tensor: int) -> float:
+            asked = amounts(work.sampled or work.learned).times(1 / work.scale / data).cut(work.score)
+            return self._pass(Placement(ray=True, ranks=data, tensor=tensor), name, asked, moves=1)
+
+        return seconds
+
+    def training(self, role: str) -> Callable[[int, int], float]:
+        """Return a function (data, tensor) -> seconds of all of a role's updates, sharded over data."""
+
+        def seconds(data: int, tensor: int) -> float:
+            at = Placement(ray=True, ranks=data, tensor=tensor, sharded=data > 1)
+            return self._trains(at, role, self.work.share(data))
+
+        return seconds
+
+    def activations(self, data: int, tensor: int) -> float:
+        """Bytes of activations of a pass with gradients, on one device."""
+        return self._token() * min(self.work.share(data).tokens / self.work.updates[1], self.work.micro) / tensor
+
+    # --- memory
+
+    def memory(self, at: Placement) -> dict[str, dict[str, float]]:
+        """Bytes by part of each kind of process."""
+        s, profile, placed = self.settings, self.profile, at.placed(self.settings)
+        base = self._process(at)
+        rank = self._rank(models_of(placed) if at.ray else self.models, at)
+        own: dict[str, dict[str, float]] = {}
+        for one in at.apart:
+            runtime = replace(placed.runtime.apart[one.name], placement={})
+            models = [m for m in models_of(replace(placed, runtime=runtime)) if m.role in one.roles]
+            own[f"{one.name} rank"] = self._rank(models, at.of(one.name))
+        judges = {"judges": float(self.width * sum(config.parameters for config in self.judges.values()))}
+        if not self.work.sampled:
+            return {"rank" if at.ray else "run": rank} | own
+        weights = float(self.width * self.policy.parameters)
+        cache = {"cache": self.cache(at)}
+        if not at.ray:
+            engine = {"engine": weights * (0 if profile.gpu else 1) + weights * (at.lag > 0)}
+            return {"run": rank | engine | cache | judges}
+        moved = {"moved": float(BUFFERS * self.models[0].published)}
+        worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
+        driver = {"process": base} | ({} if any(one.workers for one in s.rewards if one.kind == "judge") else judges)
+        return {"driver": driver, "rank": rank | moved, **own, "rollout worker": worker | cache | moved}
+
+    def _process(self, at: Placement) -> float:
+        """Bytes of a process without a model."""
+        return self.profile.memory.get("process", 0.0) + at.ray * self.profile.memory.get("ray", 0.0)
+
+    def _rank(self, models: Sequence[Model], at: Placement) -> dict[str, float]:
+        """Bytes of a rank with these models, by part."""
+        place = models[0].layout.mesh.place(0)
+        rank = {"process": self._process(at)}
+        for part in ("weights", "gradients", "moments", "masters"):
+            rank[part] = float(sum(model.held(place)[part] for model in models))
+        rank["gathered"] = float(max(model.gathered(0) for model in models))
+        rank["activations"] = self.activations(at.ranks, at.width)
+        rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
+        return rank
+
+    @cached_property
+    def _kept(self) -> float:
+        """What one process took at most beyond all parts that have a formula: freed memory that it keeps for the next
+        pass, and libraries' own."""
+        if not (peak := self.profile.memory.get("peak")):
+            return 0.0
+        whole = Costs(self.settings, replace(self.profile, memory={**self.profile.memory, "peak": 0.0}), self.devices)
+        return max(0.0, peak - sum(whole.memory(Placement(workers=int(bool(self.work.sampled))))["run"].values()))
+
+    def _token(self) -> float:
+        """Bytes of activations by token, of the trained model that takes most: measured, or some 20 rows of the hidden
+        and 3 of the inner size a layer."""
+        taken = [self._by_layers(one.layout.config) for one in self.models if one.trained]
+        measured = self.profile.memory.get("token")
+        return max(taken) * (measured / taken[0] if measured else 1.0)
+
+    def _by_layers(self, config: DecoderConfig) -> float:
+        layer = self.width * (20 * config.width + 3 * config.mlp_width)
+        if self.settings.learn.activation_checkpointing:
+            return self.width * config.width * config.layers + layer
+        return float(layer * config.layers)
+
+    def cache(self, at: Placement) -> float:
+        s, config = self.settings, self.policy
+        prompt = max(self.profile.prompts, default=s.data.max_prompt_tokens)
+        rows = min(s.rollout.slots, self.work.answers / max(1, at.workers))
+        return (
+            rows * (prompt + s.rollout.max_tokens) * config.layers * 2 * self.width * config.kv_heads * config.head_dim
+        )
+
+
+def _ring(ranks: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce, over the bytes of the tensor."""
+    return 2 * (ranks - 1) / ranks
