@@ -56,8 +56,8 @@ ROOMS = {
         "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        2970,
-        "rules, functions, tried before a run (30), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
+        2990,
+        "rules, functions, tried (30), columns (20), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
         3670,
@@ -77,7 +77,7 @@ ROOMS = {
         2715,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
-    "evaluate": (1765, "figures of models that are no figures of a run"),
+    "evaluate": (1770, "figures of models that are no figures of a run"),
     "settings": (1070, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2525,

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ def completion(text: str, *, tokens: int = 2, finish: Finish = Finish.EOS) -> Co
     return Completion(tokens=zeros, logprobs=(0.0,) * tokens, versions=zeros, text=text, finish=finish)
 
 
-def scores(function: Callable[..., Any], *texts: str, **settings: Any) -> list[Score]:
+def scores(function: Callable[..., Any], *texts: str, prompt: Prompt = PROMPT, **settings: Any) -> list[Score]:
     reward = FunctionReward(function, **settings)
-    return asyncio.run(reward.score(PROMPT, [completion(text) for text in texts]))
+    return asyncio.run(reward.score(prompt, [completion(text) for text in texts]))
 
 
 def values(function: Callable[..., Any], *texts: str, **settings: Any) -> list[float | None]:
@@ -64,8 +65,7 @@ def test_the_whole_prompt_by_annotation() -> None:
 
     assert values(by_name, "abc") == values(by_string, "abc") == [5]
     assert values(beside_an_answer, "abc") == values(alone, "abc") == [3]
-    with pytest.raises(ValueError, match=r"asks for 'reply'.*extra\['reply'\]"):  # it would have had the prompt's text
-        FunctionReward(behind)
+    assert "neither a column of the rows" in FunctionReward(behind).lacking([PROMPT])  # not the prompt's text
 
 
 def test_everything_else_by_name_and_options() -> None:
@@ -78,8 +78,7 @@ def test_everything_else_by_name_and_options() -> None:
 
 
 def test_wrong_signatures_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="mean answer"):
-        FunctionReward(lambda prompt, completion, answr: 0.0)
+    assert "mean answer" in FunctionReward(lambda prompt, completion, answr: 0.0).lacking([PROMPT])
     with pytest.raises(ValueError, match="does not take"):
         FunctionReward(lambda prompt, completion: 0.0, options={"weight": 2})
     with pytest.raises(TypeError, match="callable"):
@@ -99,7 +98,25 @@ def test_wrong_signatures_are_refused_at_once() -> None:
 def test_a_name_that_could_mean_either_text_is_refused(function: Callable[..., Any]) -> None:
     options = {"factor": 2} if "factor" in function.__code__.co_varnames else {}
     with pytest.raises(ValueError, match=r"'(response|c|truth|reply)'"):
-        FunctionReward(function, options=options)
+        raise ValueError(FunctionReward(function, options=options).lacking([PROMPT]))
+
+
+def test_a_parameter_may_be_a_column_of_the_rows() -> None:
+    def by_column(completion: str, level: int, unit: str = "cm", *, kind: str = "b") -> float:
+        return len(completion) + 10 * level + 100 * (unit == "cm") + 1000 * (kind == "a")
+
+    rows = [
+        PROMPT,
+        replace(PROMPT, extra={"unit": "m", "kind": "a", "level": 5}),
+        replace(PROMPT, extra={"level": None}),
+    ]
+    assert FunctionReward(by_column).lacking(rows) == ""
+    assert [values(by_column, "abc", prompt=one) for one in rows[:2]] == [[3 + 30 + 100], [3 + 50 + 1000]]
+    assert "'level'" in FunctionReward(by_column).lacking([replace(PROMPT, extra={"unit": "m"})])
+    assert values(by_column, "abc", options={"level": 1}) == [3 + 10 + 100], "options come first"
+    taken = FunctionReward(lambda level, text: 0.0).lacking([PROMPT])
+    assert "by its position" in taken
+    assert "column of the rows: call the parameter `prompt`" in taken
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from plaudit.evaluate.settings import MeasureSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, clock
 from plaudit.rewards.base import Reward
+from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import check_reference
 from plaudit.types import Prompt, Row
 
@@ -42,7 +43,11 @@ class Bench(Measures):
     # data
 
     def prompts(self, reader: Policy) -> list[Prompt]:
-        return self._read("prompts", reader)
+        prompts = self._read("prompts", reader)
+        for one in self.functions.values():
+            if isinstance(one, FunctionReward) and (why := one.lacking(prompts)):
+                raise ValueError(why)
+        return prompts
 
     def _rows(self, kind: str, reader: Policy | Judge) -> list[Row]:
         """Read token rows. For preferences, chosen and rejected rows alternate."""

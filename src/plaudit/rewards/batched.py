@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.settings import refuse_options
+from plaudit.support.fields import close
 from plaudit.types import Completion, Prompt
 
 BATCH = ("prompts", "completions", "completion_ids")
@@ -50,26 +51,7 @@ class Batched:
         self.reads_tokens = self.open or "completion_ids" in self.named
         refuse_options(name, () if self.open else options, [one.name for one in parameters])
 
-    def lacking(self, prompts: Iterable[Prompt]) -> str:
-        """Return why the function cannot be called for these prompts, such as a missing column; "" if it can."""
-        looked_at = list(prompts)
-        columns = {column for prompt in looked_at for column in _columns(prompt)}
-        absent = [one for one in (*self.columns, *self._looked_up()) if one not in columns]
-        if not absent:
-            return ""
-        if absent[0] in ABSENT:
-            return (
-                f"the reward {self.name!r} asks for {absent[0]!r}, which only TRL's trainer has: give the parameter a "
-                "default, or leave it out"
-            )
-        extra = {column for prompt in looked_at for column in prompt.extra}
-        there = ", ".join(sorted(extra | columns.intersection(("answer",)))) or "none"
-        return (
-            f"the reward {self.name!r} asks for {absent[0]!r}, which is no column of the rows beside the prompt; there "
-            f"are: {there}. Rename one of them, give the parameter a default, or set it in the reward's options"
-        )
-
-    def _looked_up(self) -> list[str]:
+    def looked_up(self) -> list[str]:
         """Return the names in ABSENT that the function's source reads from its `**kwargs`; [] without a source."""
         try:
             source = inspect.getsource(self.function)
@@ -96,7 +78,7 @@ class Batched:
             asked = [dict(turn) for turn in prompt.messages]
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         arguments: dict[str, Any] = dict.fromkeys(self.columns)
-        arguments |= {**_columns(prompt), "prompts": asked}
+        arguments |= {**columns_of(prompt), "prompts": asked}
         arguments = {name: [value] * count for name, value in arguments.items()}
         arguments |= {"completions": texts, "log_extra": log_extra, "log_metric": log_metric}
         if self.reads_tokens:
@@ -128,7 +110,23 @@ def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any])
     return Batched(function, name, options)
 
 
-def _columns(prompt: Prompt) -> dict[str, Any]:
+def lacking(name: str, needed: Iterable[str], columns: Iterable[str], known: Iterable[str]) -> str:
+    """Return why a function cannot be called: no row has a column that it needs. "" if it can. `known`: what else a
+    parameter may be called."""
+    there = sorted({*columns} - {*ANSWERS[1:]})
+    absent = next((one for one in needed if one not in columns), "")
+    if absent in ABSENT:
+        return (
+            f"the reward {name!r} asks for {absent!r}, which only TRL's trainer has: give it a default, or leave it out"
+        )
+    return absent and (
+        f"the reward {name!r} asks for {absent!r}, which is neither a column of the rows beside the prompt (there are: "
+        f"{', '.join(there) or 'none'}) nor one of {', '.join(known)}: rename a column, give the parameter a "
+        f"default, or set it in the reward's options{close(absent, known)}"
+    )
+
+
+def columns_of(prompt: Prompt) -> dict[str, Any]:
     """Return a row's columns beside its prompt. The answer is under each name in ANSWERS, since its own is not kept."""
     answers = {} if prompt.answer is None else dict.fromkeys(ANSWERS, prompt.answer)
     return answers | dict(prompt.extra)

@@ -3,7 +3,8 @@
     def reward(prompt, completion): ...                          two texts, by name, or by position as the first two
                                                                  parameters unless their names are in FOREIGN
     def reward(question: Prompt, answer): ...                    the Prompt itself, by its annotation
-    async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
+    async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; others from `options`
+    def reward(completion, level, unit="cm"): ...                or from the rows' columns of that name
 
     def reward(completions, level, **kwargs): ...                a batch at once, as TRL calls it: `batched.py`
 
@@ -30,10 +31,9 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.base import Turns
-from plaudit.rewards.batched import batched
+from plaudit.rewards.batched import BATCH, batched, columns_of, lacking
 from plaudit.rewards.deadlines import Late, interrupted_after
 from plaudit.rewards.settings import refuse_options
-from plaudit.support.fields import close
 from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 from plaudit.types.distant import here
@@ -105,13 +105,25 @@ class FunctionReward:
         """Seconds in which its calls kept this process from all else."""
         self._turns = Turns(THREADS)
         self.batch = batched(function, self.name, self.options)
-        self.arguments = () if self.batch else _bindings(function, self.name, self.options)
+        self.columns: list[str] = self.batch.columns + self.batch.looked_up() if self.batch else []
+        """Columns of the rows that the function cannot do without."""
+        self.arguments = () if self.batch else _bindings(function, self.name, self.options, self.columns)
         own = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
         self.reads_tokens = self.batch.reads_tokens if self.batch else own
 
     def lacking(self, prompts: Iterable[Prompt]) -> str:
         """Return why the function cannot be called for these prompts, such as a missing column; "" if it can."""
-        return self.batch.lacking(prompts) if self.batch else ""
+        if self.batch:
+            return lacking(self.name, self.columns, {one for prompt in prompts for one in columns_of(prompt)}, BATCH)
+        columns = {one for prompt in prompts for one in prompt.extra}
+        for name, get in self.arguments:
+            text = "prompt" if get is ARGUMENTS["prompt"] else "completion" if get is ARGUMENTS["completion"] else ""
+            if text and name in columns - ARGUMENTS.keys():
+                return (
+                    f"the reward {self.name!r} gets the {text} as {name!r}, by its position, and {name!r} is also a "
+                    f"column of the rows: call the parameter `{text}`, or let it follow a `*`"
+                )
+        return lacking(self.name, self.columns, columns, ARGUMENTS)
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
         """Try the function on a few prompts, with the reference answer, or else the prompt, as the completion. Return
@@ -306,8 +318,11 @@ def _too_late(deadline: float) -> Score:
 Getter = Callable[[Prompt, Completion], Any]
 
 
-def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Getter], ...]:
-    """Return each parameter's name with a function that gets its value. A positional-only parameter has the name ""."""
+def _bindings(
+    function: Callable[..., Any], name: str, options: Mapping[str, Any], columns: list[str]
+) -> tuple[tuple[str, Getter], ...]:
+    """Return each parameter's name with a function that gets its value. A positional-only parameter has the name "".
+    Another name is that of a column of the rows; those without a default are added to `columns`."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     refuse_options(name, () if open_ended else options, [parameter.name for parameter in parameters])
@@ -316,14 +331,16 @@ def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any
     for index, parameter in enumerate(parameters):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in options:
             continue
-        getter = _getter(parameter, index if placed else None)
-        if getter is not None:
-            found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
-        elif parameter.default is parameter.empty:
+        getter, needed = _getter(parameter, index if placed else None), parameter.default is parameter.empty
+        if getter is None and needed and (parameter.name in FOREIGN or parameter.kind is parameter.POSITIONAL_ONLY):
             raise ValueError(
                 f"reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
                 f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}"
             )
+        if getter is None:
+            columns += [parameter.name] * needed
+            getter = functools.partial(_column, parameter.name, None if needed else parameter.default)
+        found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
     return tuple(found)
 
 
@@ -347,7 +364,11 @@ def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any])
 def _meant(name: str) -> str:
     if name in FOREIGN:
         return f"; it is {FOREIGN[name]}. docs/switching.md shows how to pass them on"
-    return close(name, ARGUMENTS) or f". A column {name!r} of the rows is extra[{name!r}]: ask for `extra`"
+    return ". Another parameter is a column of the rows if it can be passed by name"
+
+
+def _column(name: str, default: Any, prompt: Prompt, completion: Completion) -> Any:
+    return prompt.extra.get(name, default)
 
 
 def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:

@@ -118,7 +118,7 @@ class Job:
 
     def check_functions(self) -> None:
         """Raise SettingsError for a reward function that asks for a column that the rows lack."""
-        functions = [one for one in self.functions if isinstance(one, FunctionReward) and one.batch is not None]
+        functions = [one for one in self.functions if isinstance(one, FunctionReward) and one.columns]
         prompts = self.data.items[:LOOKED_AT] if functions else ()
         refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
