@@ -104,7 +104,13 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
             "overlong": "truncate",
             "every_turn": True,
         },
-        "optimizer": {"learning_rate": 2e-4, "schedule": "cosine", "min_ratio": 0.1, "warmup": 0.05, "betas": ADAM},
+        "optimizer": {
+            "learning_rate": 2e-4,
+            "schedule": "cosine",
+            "min_ratio": 0.1,
+            "warmup": "50 steps",
+            "betas": ADAM,
+        },
         "learn": {"precision": "bfloat16", "activation_checkpointing": True},
         "train": {"steps": 1000, "batch_size": 2 * 8 * 4, "log_every": 20},
         "save": {"every": 250, "keep": 3},
@@ -204,7 +210,7 @@ ZERO: dict[str, dict[str, Any]] = {
             "eps": 1e-8,
             "weight_decay": 3e-7,
             "schedule": "linear",
-            "warmup": 0.05,
+            "warmup": "50 steps",
             "max_gradient_norm": 0.5,
         },
         "learn": {"precision": "bfloat16"},
@@ -373,7 +379,6 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("sft", {"beta": 0.1}, "beta=0.1:"),
         ("sft", {"optim": "adafactor"}, "optim=adafactor:"),
         ("sft", {"lr_scheduler_type": "polynomial"}, "lr_scheduler_type=polynomial:"),
-        ("sft", {"warmup_steps": 100}, "warmup_steps=100:"),
         ("sft", {"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs="),
         ("sft", {"truncation_mode": "keep_end"}, "truncation_mode=keep_end:"),
         ("sft", {"packing": True, "packing_strategy": "wrapped"}, "packing_strategy=wrapped:"),
@@ -475,10 +480,6 @@ def test_what_llm_on_ray_asks_for_and_is_not_here_is_refused_by_name(given: dict
         ({"optimizer.type": "OneBitAdam"}, "optimizer.type=OneBitAdam:"),
         ({"optimizer.params.adam_w_mode": False}, "optimizer.params.adam_w_mode=false:"),
         ({"scheduler.type": "OneCycle"}, "scheduler.type=OneCycle:"),
-        (
-            {"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 9},
-            "scheduler.params.warmup_num_steps=9:",
-        ),
         ({"scheduler.type": "WarmupLR", "scheduler.params.warmup_type": "log"}, "scheduler.params.warmup_type=log:"),
         (
             {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
@@ -630,3 +631,21 @@ def test_any_values_give_a_recipe_that_reads_back_or_an_error_for_people(system:
     again = yaml.safe_load(found.text(method))
     assert again.pop("method") == method
     assert again == found.recipe
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "warmup"),
+    [
+        ("sft", {"warmup_steps": 100}, "100 steps"),
+        ("sft", {"warmup_steps": 0.2}, 0.2),
+        ("sft", {"warmup_ratio": 0.1}, 0.1),
+        ("grpo", {"warmup_steps": 100, "num_iterations": 4}, "25 steps"),  # updates there, steps of 4 updates here
+    ],
+)
+def test_trls_warm_up_is_a_number_of_updates_or_a_share_of_them(method: str, given: Any, warmup: Any) -> None:
+    assert trl.recipe(given, method).recipe["optimizer"]["warmup"] == warmup
+
+
+def test_deepspeeds_warm_up_is_a_number_of_steps() -> None:
+    config = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}
+    assert deepspeed.recipe(config, "sft", {}).recipe["optimizer"]["warmup"] == "9 steps"

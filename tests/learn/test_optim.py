@@ -24,6 +24,8 @@ from plaudit.models.load import fresh_model
         # warm-up over 0.4 * 5 = 2 steps: thirds, so that step 2 is the first at the full rate; then 3 steps of decay
         (OptimizerSettings(schedule="linear", warmup=0.4), [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3]),
         (OptimizerSettings(schedule="constant", warmup=0.4), [1 / 3, 2 / 3, 1, 1, 1]),
+        (OptimizerSettings(schedule="linear", warmup="2 steps"), [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3]),
+        (OptimizerSettings(schedule="linear", warmup="7 steps"), [n / 8 for n in range(1, 6)]),
         (
             OptimizerSettings(schedule="cosine", min_ratio=0.1),
             [0.1 + 0.9 * (1 + math.cos(math.pi * n / 5)) / 2 for n in range(5)],

@@ -91,13 +91,8 @@ def scheduler(r: Translation) -> Found:
         yield "optimizer.min_ratio", least
     if r("scheduler.params.warmup_type", "linear") != "linear":
         r.refuse("scheduler.params.warmup_type", "the learning rate rises linearly: set it to linear")
-    steps, total = r("scheduler.params.warmup_num_steps", 0), r("scheduler.params.total_num_steps", 0)
-    if steps and total <= steps:
-        r.refuse(
-            "scheduler.params.warmup_num_steps", "warm-up is a share of all steps here: set optimizer.warmup instead"
-        )
-    elif steps:
-        yield "optimizer.warmup", steps / total
+    if steps := r("scheduler.params.warmup_num_steps", 0):
+        yield "optimizer.warmup", f"{steps} steps"
         if "scheduler.params.warmup_type" not in r.foreign:
             r.notes.append("the learning rate rises linearly; DeepSpeed's default is logarithmic (warmup_type)")
 

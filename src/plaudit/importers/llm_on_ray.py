@@ -95,7 +95,7 @@ def critic(r: Translation) -> Found:
 
 
 def schedule(r: Translation) -> Found:
-    yield from scheduled(r, "Training.lr_scheduler", r("Training.lr_scheduler", "linear"), "", 0.0)
+    yield from scheduled(r, "Training.lr_scheduler", r("Training.lr_scheduler", "linear"), 0.0)
 
 
 def optimizer(r: Translation) -> Found:

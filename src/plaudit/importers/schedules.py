@@ -17,18 +17,13 @@ SCHEDULES = {
 }
 
 
-def scheduled(r: Translation, key: str, name: str, warm_key: str, warmup: float) -> Iterator[tuple[str, Any]]:
-    """Settings of the schedule called `name`. `warmup` is a share of all steps if below 1, else a number of steps."""
+def scheduled(r: Translation, key: str, name: str, warmup: float) -> Iterator[tuple[str, Any]]:
+    """Settings of the schedule called `name`. `warmup` is a share of all updates if below 1, else their number."""
     if name not in SCHEDULES:
         r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
     yield "optimizer.schedule", SCHEDULES.get(name, "linear")
-    total = r("max_steps", 0)
-    if warmup >= 1 and total <= warmup:
-        r.refuse(warm_key, "warm-up is a share of all steps here: give warmup_ratio, or a larger max_steps")
-        return
-    share = warmup / total if warmup >= 1 else warmup
-    if share and name != "constant":
-        yield "optimizer.warmup", float(share)
+    if warmup and name != "constant":
+        yield "optimizer.warmup", f"{max(round(warmup / r.updates), 1)} steps" if warmup >= 1 else float(warmup)
 
 
 def spaced(

@@ -135,7 +135,7 @@ def schedule(r: Translation) -> Found:
         yield "optimizer.min_ratio", float(ratio)
     steps = r("warmup_steps", 0)
     share = r("warmup_ratio", 0.0) if steps == 0 else steps
-    yield from scheduled(r, "lr_scheduler_type", str(r("lr_scheduler_type", "linear")), "warmup_steps", share)
+    yield from scheduled(r, "lr_scheduler_type", str(r("lr_scheduler_type", "linear")), share)
 
 
 def optimizer(r: Translation) -> Found:

@@ -27,7 +27,8 @@ def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
 
     Pure, so that a resumed run needs nothing but its step number.
     """
-    warmup = round(settings.warmup * total)
+    share = settings.warmup
+    warmup = int(share.split()[0]) if isinstance(share, str) else round(share * total)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if settings.schedule == "constant" or total <= warmup:

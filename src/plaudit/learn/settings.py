@@ -26,8 +26,8 @@ class OptimizerSettings:
     """Weight decay of matrices; norms and biases have none."""
     schedule: str = setting("linear", choices=("constant", "linear", "cosine"))
     """How the rate falls to min_ratio."""
-    warmup: float = setting(0.0, least=0, below=1)
-    """Share of all steps over which the rate rises from 0."""
+    warmup: int | float | str = setting(0.0, least=0, below=1, form="NUMBER steps")
+    """Share of all steps over which the rate rises from 0, or their number."""
     min_ratio: float = setting(0.0, least=0)
     """Rate at the end, as a share of learning_rate."""
     max_gradient_norm: float = setting(1.0, least=0)

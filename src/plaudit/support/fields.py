@@ -66,7 +66,7 @@ class Rule:
     numbers: bool = False
     """A number within the bounds may stand in place of a choice."""
     form: str = ""
-    """A text that may stand in place of a choice, where NUMBER is a whole number: "cuda:NUMBER"."""
+    """A text that may stand in place of a choice or a number, where NUMBER is a whole number: "cuda:NUMBER"."""
     count: int | None = None
     """Entries of the list."""
     unit: str = ""
@@ -78,6 +78,8 @@ class Rule:
         bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}, or a number {bounds}".strip()
+        if self.form:
+            return f'{bounds}, or "{self.form}"'
         return (
             f"{self.count} numbers, each " * bool(self.count) + bounds + f" ({self.unit})" * bool(self.unit)
         ).strip()
@@ -89,7 +91,7 @@ class Rule:
         if value is None or (self.choices and not (self.numbers and isinstance(value, int | float))):
             return value is None or value in self.choices or self._formed(value)
         if not isinstance(value, int | float):
-            return True
+            return not self.form or self._formed(value)
         within = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
         within = within and (self.above is None or value > self.above) and (self.below is None or value < self.below)
         return within and (math.isfinite(value) or (self.infinite and value == math.inf))
