@@ -80,8 +80,8 @@ ROOMS = {
     "evaluate": (1770, "figures of models that are no figures of a run"),
     "settings": (1070, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
-        2525,
-        "who does the work, here and on Ray; publishing, groups (425), rewards (150), lost answers (60)",
+        2575,
+        "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
     ),
     "importers": (1535, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "trackers": (220, "TensorBoard, W&B, MLflow, Trackio (optional)"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plaudit.executors import scoring as scoring_module
+from plaudit.executors.generation import Apart, Sharing
 from plaudit.executors.local import LocalExecutor
 from plaudit.executors.mirrors import Mirrors
 from plaudit.executors.ranks import RankGroups, rank_groups
@@ -53,7 +54,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
         seen.append(last)
 
     executor: Any = object.__new__(RayExecutor)
-    runtime = SimpleNamespace(weights="store")
+    runtime = SimpleNamespace(weights="store", rollout_width=1)
     rollout = SimpleNamespace(engine=engine, max_lag=0)
     executor.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout, rewards=())
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
@@ -61,13 +62,14 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
         check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes
     )
     executor.ranks = ranks_of(SimpleNamespace(packed_bytes=lambda: (50 << 20) + 1))
-    executor.rollout_room, executor._rollouts, executor.width = [{}], 1, 1
+    executor.generation = generation = object.__new__(Sharing if shares else Apart)
+    generation.count, generation.exact, generation.vllm = 1, False, engine == "vllm"
+    generation.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     settings: Any = SimpleNamespace(rewards=[], samples=True, runtime=SimpleNamespace(start_timeout=1.0))
-    executor.scoring = Scoring(settings, executor.runtime, {}, executor._room_to_score, failures=Failures(0), say=print)
+    executor.scoring = Scoring(settings, executor.runtime, {}, executor._room, failures=Failures(0), say=print)
     said: list[str] = []
-    executor.shares, executor.inside, executor.threads, executor.say = shares, False, 1, said.append
+    executor.threads, executor.say = 1, said.append
     executor._form = lambda: starting("ranks start", "ranks rest")
-    executor.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     executor.mirrors = Mirrors(executor.runtime, executor.ranks, 0, said.append)
     asyncio.run(executor._open())
     assert seen == expected

@@ -33,7 +33,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """All answers are long. How many sources the driver fetched, a number each time."""
     from plaudit.runtime.ray_worker import Stayed
 
-    monkeypatch.setattr("plaudit.executors.ray.LARGE", 1)
+    monkeypatch.setattr("plaudit.executors.generation.LARGE", 1)
     found: list[int] = []
     fetch = Stayed.all
 
@@ -79,7 +79,7 @@ def test_two_ranks_learn_the_same_from_them(
     runtime, passes = RAY | {"mesh": {"data": 2}, "backend": "gloo"}, {"minibatches": 2, "epochs": 2}
     found = []
     for least in (1, 1 << 30):
-        monkeypatch.setattr("plaudit.executors.ray.LARGE", least)
+        monkeypatch.setattr("plaudit.executors.generation.LARGE", least)
         recipe = make_recipe("ppo", tmp_path / f"{least}", runtime=runtime, algorithm=passes, rollout={"workers": 1})
         found.append(run(load_settings(recipe | {"rewards": [{"kind": "function", "function": f"{REWARDS}:of_text"}]})))
     assert same_weights(*found)

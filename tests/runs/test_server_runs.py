@@ -66,7 +66,7 @@ class Ends(Killer):
         if step == self.after and self.seen.count((step, self.seen[-1][1])) == 1:
             os.kill(self.named()[0].pid, signal.SIGKILL)
         if step == self.wait:
-            while len(self.executors[0].ranks.places.workers) < 2:
+            while len(self.executors[0].ranks.supervisor.workers) < 2:
                 await asyncio.sleep(0.05)
         return {}
 

@@ -67,9 +67,12 @@ class RankGroups:
     """All ranks of a run. The first worker group trains the policy."""
 
     def __init__(self, settings: Settings, runtime: RayRuntime, threads: Callable[[Mapping[str, float]], int]):
-        self.rank_groups, self.runtime, self._threads = rank_groups(settings), runtime, threads
+        self.rank_groups, self.runtime, self.threads = rank_groups(settings), runtime, threads
         self.worker_groups: list[RayWorkerGroup[RankProcess]] = []
         self.bundles: list[Resources] = []
+        self.group: Any = None
+        """The placement group of the bundles, once it is reserved."""
+        self._formed = asyncio.Event()
 
     @property
     def reservations(self) -> list[Mapping[str, float]]:
@@ -84,11 +87,6 @@ class RankGroups:
     @property
     def training(self) -> RayWorkerGroup[RankProcess]:
         return self.worker_groups[0]
-
-    @property
-    def sampling(self) -> list[RayWorker[Any]]:
-        """The training ranks, which sample with `generate: {inside: train}`; [] while none are formed."""
-        return list(self.training.workers) if self.worker_groups else []
 
     @property
     def workers(self) -> list[RayWorker[RankProcess]]:
@@ -108,8 +106,8 @@ class RankGroups:
     def of(self, role: str) -> RayWorkerGroup[RankProcess]:
         return self.apart.get(role, self.training)
 
-    async def form(self, plan: Plan, group: Any, sharers: Callable[[int], int]) -> None:
-        """Start all ranks in the bundles of a placement group, and join the ranks of each worker group. `sharers`
+    async def form(self, plan: Plan, sharers: Callable[[int], int]) -> None:
+        """Start all ranks in the bundles of the placement group, and join the ranks of each worker group. `sharers`
         returns the number of processes that share the devices of a bundle."""
         from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
@@ -118,8 +116,8 @@ class RankGroups:
         for ranks in self.rank_groups:
             recipe = to_plain(ranks.settings) | {"resume": None}
             for number in range(ranks.runtime.ranks):
-                common: dict[str, Any] = {"name": f"{ranks.name} rank {number}", "group": group, "place": place}
-                common |= {"threads": self._threads(self.bundles[place]), "sharers": sharers(place)}
+                common: dict[str, Any] = {"name": f"{ranks.name} rank {number}", "group": self.group, "place": place}
+                common |= {"threads": self.threads(self.bundles[place]), "sharers": sharers(place)}
                 kind = SamplingRank if samples and ranks is self.rank_groups[0] else RankProcess
                 started.append(self.runtime.spawn(kind, recipe, plan, ranks.roles, **common))
                 place += 1
@@ -138,6 +136,15 @@ class RankGroups:
         ]
         await together(map(self.join, worker_groups))
         self.worker_groups = worker_groups
+        self._formed.set()
+
+    async def sampling(self, number: int) -> RayWorker[Any]:
+        """Return the training rank of this number, which samples. After a loss, first wait until all ranks are formed
+        again."""
+        while not self.worker_groups or not self.training.workers[number].alive:
+            self._formed.clear()
+            await self._formed.wait()
+        return self.training.workers[number]
 
     async def join(self, group: RayWorkerGroup[RankProcess]) -> None:
         """Join the ranks of a worker group in a process group, and build their models."""

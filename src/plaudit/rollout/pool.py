@@ -65,7 +65,9 @@ class Pool:
         """Active while a worker, named, samples."""
         self._open = 0
         self._shipment: Shipment | None = None
-        self._asleep = False
+        self.awake = asyncio.Event()
+        """Cleared from `sleep` to `wake`."""
+        self.awake.set()
         self._joining = 0
         self.attempt = 0
         self.version = 0
@@ -124,14 +126,14 @@ class Pool:
     async def sleep(self) -> None:
         """Put all workers to sleep, also those that become ready before `wake`. Wait at most `patience` seconds for
         workers that are `joining`. No request may come before `wake`."""
-        self._asleep = True
+        self.awake.clear()
         await self._each(RolloutWorker.sleep)
         until = asyncio.get_running_loop().time() + self._patience
         while self._joining and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
 
     async def wake(self) -> None:
-        self._asleep = False
+        self.awake.set()
         await self._each(RolloutWorker.wake)
 
     async def _each(self, method: Callable[[RolloutWorker, int], Coroutine[Any, Any, None]]) -> None:
@@ -193,7 +195,7 @@ class Pool:
     async def _brought_up(self, worker: Worker[RolloutWorker]) -> None:
         """Give the worker the newest weights, and put it to sleep if the pool sleeps; repeat if either has changed."""
         while True:
-            shipment, asleep = self._shipment, self._asleep
+            shipment, awake = self._shipment, self.awake.is_set()
             try:
                 for lost in (await self._delivered(shipment, worker)).values():
                     raise lost
@@ -201,11 +203,11 @@ class Pool:
                 if shipment is self._shipment:
                     await asyncio.sleep(0.2)
                 continue
-            if asleep:
+            if not awake:
                 await worker.call(RolloutWorker.sleep, self.attempt)
-            if shipment is self._shipment and asleep is self._asleep:
+            if shipment is self._shipment and awake is self.awake.is_set():
                 return
-            if asleep:
+            if not awake:
                 await worker.call(RolloutWorker.wake, self.attempt)
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class ServerExecutor(RayExecutor):
         await self._room_for_ranks()
         served = _served(self.settings)
         count = served.count
-        group = await self._room(f"{count} parameter servers", (SERVER, 0), [NOMINAL] * count, in_time=True)
+        group = (await self._room(f"{count} parameter servers", (SERVER, 0), [NOMINAL] * count, in_time=True))["group"]
         starts = (
             self.runtime.spawn(ServerProcess, self.recipe, name=f"{SERVER} {n}", group=group, place=n, threads=1)
             for n in range(count)
@@ -116,7 +116,7 @@ class ServerExecutor(RayExecutor):
             self._island,
             self.settings.runtime.num_training_workers,
             work="units",
-            patience=self._patience,
+            patience=2 * self.settings.runtime.start_timeout,
             none="no training worker is left, and none could be started within {patience:g} s",
             failures=self.failures,
             say=self.say,
@@ -139,7 +139,7 @@ class ServerExecutor(RayExecutor):
 
         settings = self.settings.runtime
         size = len(self.ranks.bundles) // settings.num_training_workers
-        await self.runtime.placed(self.rank_group, within=None)
+        await self.runtime.placed(self.ranks.group, within=None)
         numbers = range(number * size, (number + 1) * size)
         names = [f"training rank {one}" for one in numbers]
         try:
@@ -155,7 +155,7 @@ class ServerExecutor(RayExecutor):
 
     async def _served_rank(self, number: int) -> Any:
         name, threads = f"training rank {number}", self._threads(self.ranks.bundles[number])
-        where: dict[str, Any] = {"name": name, "group": self.rank_group, "place": number, "threads": threads}
+        where: dict[str, Any] = {"name": name, "group": self.ranks.group, "place": number, "threads": threads}
         return await self.runtime.spawn(ServedProcess, self.recipe, self.plan, self.ranks.rank_groups[0].roles, **where)
 
     def models(self) -> Models:
