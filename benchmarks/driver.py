@@ -51,7 +51,7 @@ from plaudit.runtime.ray import RayRuntime
 from plaudit.runtime.ray_worker import RayWorker
 from plaudit.runtime.ray_worker_group import RayWorkerGroup
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.runtime.supervisor import Places
+from plaudit.runtime.supervisor import Supervisor
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 from plaudit.types.distant import LARGE, apart
 
@@ -72,7 +72,7 @@ async def choice(count: int, requests: int) -> float:
         gone = asyncio.get_running_loop().create_future()
         return SimpleNamespace(name=f"worker {number}", gone=lambda: gone, kill=lambda reason="": None)
 
-    places = Places[Any](start, count, work="requests", patience=60.0, none="none", failures=lambda lost: None)
+    places = Supervisor[Any](start, count, work="requests", patience=60.0, none="none", failures=lambda lost: None)
     places.open()
     await places.counted()
     asked = 0

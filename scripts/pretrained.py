@@ -31,7 +31,7 @@ from plaudit import Run, Settings, load_settings, run
 from plaudit.data.byte_pairs import train_tokenizer
 from plaudit.models.families import read_config
 from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
-from plaudit.runs import needs
+from plaudit.preflight import needs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {

@@ -215,7 +215,7 @@ def test_a_function_of_trl_gets_messages_of_chats(model: Any, tokenizer: Any, tm
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda completions, solution: [0.0], "'solution'.* there are: answer, level"),
+        (lambda completions, solution: [0.0], "'solution'.*there are: answer, level"),
         (lambda completions, trainer_state, **kwargs: [0.0], "only TRL's trainer has"),
         (lambda completions, **kwargs: [kwargs["trainer_state"].global_step], "only TRL's trainer has"),
     ],
