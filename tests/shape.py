@@ -56,8 +56,8 @@ ROOMS = {
         "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        2990,
-        "rules, functions, tried (30), columns (20), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
+        2995,
+        "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
         3670,
@@ -88,7 +88,7 @@ ROOMS = {
     "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1900, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
-    "relabel": (270, "`plaudit relabel`: preferences and answers judged anew (optional)"),
+    "relabel": (275, "`plaudit relabel`: preferences and answers judged anew (optional)"),
     "preflight": (
         3130,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",

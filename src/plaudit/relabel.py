@@ -111,7 +111,13 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
             argument in ("tokens", "token_count") for argument, _ in one.arguments
         ):
             raise ValueError(f"{name} reads an answer's tokens, and these are texts: name a measure of the text")
-    result, rows = _ordered(settings, asked, scored([_answers(one, settings) for one in asked], reward))
+    answers = [_answers(one, settings) for one in asked]
+    prompts = [group[0].prompt for group in answers if group]
+    if why := next(
+        (why for one in reward.values() if isinstance(one, FunctionReward) and (why := one.lacking(prompts))), ""
+    ):
+        raise ValueError(why)
+    result, rows = _ordered(settings, asked, scored(answers, reward))
     result = replace(result, rows=len(samples) + len(bad), bad=tuple(bad))
     if not rows:
         why = f", the first reason: {result.reasons[0]}" if result.reasons else ""

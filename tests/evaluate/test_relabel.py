@@ -155,6 +155,9 @@ def test_nothing_is_written_over_and_rules_of_tokens_are_refused(tmp_path: Path,
     rule = RewardSettings(kind="length", options={"target": 3})
     with pytest.raises(ValueError, match="answer's tokens"):
         relabel(settings(tmp_path, preferences=source, rewards=[rule]))
+    rule_of_columns = write("columns.py", "def rule(completion, levle):\n    return 0.0\n")
+    with pytest.raises(ValueError, match="'levle'"):
+        relabel(settings(tmp_path, preferences=source, gold=f"{rule_of_columns}:rule"))
     with pytest.raises(ValueError, match=r" 1 rows: 1 ties, 0 "):
         relabel(settings(tmp_path, preferences=source, gold=f"{write('rule.py', LENGTH)}:longer"))
 

@@ -210,7 +210,7 @@ ZERO: dict[str, dict[str, Any]] = {
             "eps": 1e-8,
             "weight_decay": 3e-7,
             "schedule": "linear",
-            "warmup": "50 steps",
+            "warmup": 0.05,
             "max_gradient_norm": 0.5,
         },
         "learn": {"precision": "bfloat16"},

@@ -114,6 +114,12 @@ def test_a_parameter_may_be_a_column_of_the_rows() -> None:
     assert [values(by_column, "abc", prompt=one) for one in rows[:2]] == [[3 + 30 + 100], [3 + 50 + 1000]]
     assert "'level'" in FunctionReward(by_column).lacking([replace(PROMPT, extra={"unit": "m"})])
     assert values(by_column, "abc", options={"level": 1}) == [3 + 10 + 100], "options come first"
+    for unsure in (
+        lambda completion, output: 0.0,
+        lambda completion, output="": 0.0,
+    ):  # the answer's column, or its text
+        assert "neither a column" in FunctionReward(unsure).lacking([PROMPT])
+        assert FunctionReward(unsure).lacking([replace(PROMPT, extra={"output": "4"})]) == ""
     taken = FunctionReward(lambda level, text: 0.0).lacking([PROMPT])
     assert "by its position" in taken
     assert "column of the rows: call the parameter `prompt`" in taken

@@ -217,10 +217,12 @@ def test_a_function_of_trl_gets_messages_of_chats(model: Any, tokenizer: Any, tm
     [
         (lambda completions, solution: [0.0], "'solution'.*there are: answer, level"),
         (lambda completions, trainer_state, **kwargs: [0.0], "only TRL's trainer has"),
+        (lambda completion, solution: 0.0, "'solution'.*there are: answer, level"),
+        (lambda level, completion: 0.0, "gets the prompt as 'level', by its position"),
         (lambda completions, **kwargs: [kwargs["trainer_state"].global_step], "only TRL's trainer has"),
     ],
 )
-def test_what_a_function_of_trl_cannot_get_is_told_before_the_first_step(
+def test_what_a_function_cannot_get_is_told_before_the_first_step(
     function: Any, told: str, model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     rows = [{"prompt": "2 and 2", "answer": "4", "level": 1}]

@@ -34,17 +34,17 @@ def settings(config: Any, outer: Translation) -> Found:
     if not isinstance(tree, Mapping):
         outer.problems.append(f"deepspeed={shown(config)}: give the name of a file or a section")
         return
-    reading = _reading(tree, outer.method, outer.workers)
+    reading = _reading(tree, outer.method, outer.workers, outer.updates)
     translate(reading, WORK)
     outer.problems += [f"deepspeed: {problem}" for problem in reading.problems]
     outer.notes += [f"deepspeed: {note}" for note in reading.notes]
     yield from reading.found.items()
 
 
-def _reading(tree: Mapping[str, Any], method: str, workers: int) -> Translation:
+def _reading(tree: Mapping[str, Any], method: str, workers: int, updates: int = 1) -> Translation:
     read = table("DeepSpeed", "deepspeed")
     values = {key: value for key, value in flat(tree, read.known).items() if value != AUTO}
-    return Translation(table=read, method=method, foreign=values, workers=workers)
+    return Translation(table=read, method=method, foreign=values, workers=workers, updates=updates)
 
 
 def batch(r: Translation) -> Found:
@@ -91,8 +91,9 @@ def scheduler(r: Translation) -> Found:
         yield "optimizer.min_ratio", least
     if r("scheduler.params.warmup_type", "linear") != "linear":
         r.refuse("scheduler.params.warmup_type", "the learning rate rises linearly: set it to linear")
-    if steps := r("scheduler.params.warmup_num_steps", 0):
-        yield "optimizer.warmup", f"{steps} steps"
+    steps, total = r("scheduler.params.warmup_num_steps", 0), r("scheduler.params.total_num_steps", 0)
+    if steps:
+        yield "optimizer.warmup", steps / total if total > steps else f"{max(round(steps / r.updates), 1)} steps"
         if "scheduler.params.warmup_type" not in r.foreign:
             r.notes.append("the learning rate rises linearly; DeepSpeed's default is logarithmic (warmup_type)")
 

@@ -48,8 +48,8 @@ class Staged(Around):
         self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
         self.measured: Stats = {}
 
-    def fit(self, room: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
-        began, passing = time.perf_counter(), Passing(self.line, work, cut(room.tokens))
+    def fit(self, budget: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
+        began, passing = time.perf_counter(), Passing(self.line, work, cut(budget.tokens))
         results = passing.run()
         if work.trains:
             self._measure(work.role, time.perf_counter() - began, passing.idle)

@@ -143,7 +143,7 @@ def recording(
 
 
 def _first(groups: Sequence[Group], space: int, least: int) -> tuple[list[Group], int]:
-    """Return the first groups that fit into `room` bytes, at least `least` of them, and the room that is left."""
+    """Return the first groups that fit into `space` bytes, at least `least` of them, and the space that is left."""
     for number, group in enumerate(groups):
         each = SIZE[0] + len(group.prompt.text) + len(group.prompt.answer or "")
         size = sum(each + SIZE[1] * len(response.tokens) for response in group.responses)

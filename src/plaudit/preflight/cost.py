@@ -172,7 +172,7 @@ class Costs:
         return seconds
 
     def link(self, name: str, ranks: int) -> Link:
-        """The named line; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
+        """The named link; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
         links = self.profile.links
         name = "network" if "network" in links and ranks > self.profile.devices else name
         return links.get(name, links["all_reduce"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.settings import refuse_options
@@ -110,10 +110,14 @@ def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any])
     return Batched(function, name, options)
 
 
-def lacking(name: str, needed: Iterable[str], columns: Iterable[str], known: Iterable[str]) -> str:
-    """Return why a function cannot be called: no row has a column that it needs. "" if it can. `known`: what else a
-    parameter may be called."""
-    there = sorted({*columns} - {*ANSWERS[1:]})
+def lacking(
+    name: str, needed: Iterable[str], prompts: Sequence[Prompt], known: Collection[str], answers: Sequence[str] = ()
+) -> str:
+    """Return why a function cannot be called: no row has a column that it needs. "" if it can. `known`: what else its
+    parameters may be called. `answers`: names of the reference answer, where rows have one."""
+    extra = {column for prompt in prompts for column in prompt.extra}
+    answered = any(prompt.answer is not None for prompt in prompts)
+    columns = extra | {*answers} if answered else extra
     absent = next((one for one in needed if one not in columns), "")
     if absent in ABSENT:
         return (
@@ -121,8 +125,8 @@ def lacking(name: str, needed: Iterable[str], columns: Iterable[str], known: Ite
         )
     return absent and (
         f"the reward {name!r} asks for {absent!r}, which is neither a column of the rows beside the prompt (there are: "
-        f"{', '.join(there) or 'none'}) nor one of {', '.join(known)}: rename a column, give the parameter a "
-        f"default, or set it in the reward's options{close(absent, known)}"
+        f"{', '.join(sorted(extra | {*ANSWERS[:1] * answered})) or 'none'}) nor one of {', '.join(known)}: rename a "
+        f"column, give the parameter a default, or set it in the reward's options{close(absent, known)}"
     )
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.base import Turns
-from plaudit.rewards.batched import BATCH, batched, columns_of, lacking
+from plaudit.rewards.batched import ANSWERS, BATCH, batched, lacking
 from plaudit.rewards.deadlines import Late, interrupted_after
 from plaudit.rewards.settings import refuse_options
 from plaudit.support.plugins import name_of
@@ -113,17 +113,17 @@ class FunctionReward:
 
     def lacking(self, prompts: Iterable[Prompt]) -> str:
         """Return why the function cannot be called for these prompts, such as a missing column; "" if it can."""
-        if self.batch:
-            return lacking(self.name, self.columns, {one for prompt in prompts for one in columns_of(prompt)}, BATCH)
-        columns = {one for prompt in prompts for one in prompt.extra}
+        looked_at = list(prompts)
+        columns = {one for prompt in looked_at for one in prompt.extra} - ARGUMENTS.keys()
         for name, get in self.arguments:
             text = "prompt" if get is ARGUMENTS["prompt"] else "completion" if get is ARGUMENTS["completion"] else ""
-            if text and name in columns - ARGUMENTS.keys():
+            if text and name in columns:
                 return (
                     f"the reward {self.name!r} gets the {text} as {name!r}, by its position, and {name!r} is also a "
                     f"column of the rows: call the parameter `{text}`, or let it follow a `*`"
                 )
-        return lacking(self.name, self.columns, columns, ARGUMENTS)
+        known = (BATCH, ANSWERS) if self.batch else (ARGUMENTS,)
+        return lacking(self.name, self.columns, looked_at, *known)
 
     def tried(self, prompts: Sequence[Prompt]) -> tuple[list[str], list[str]]:
         """Try the function on a few prompts, with the reference answer, or else the prompt, as the completion. Return
@@ -338,7 +338,7 @@ def _bindings(
                 f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}"
             )
         if getter is None:
-            columns += [parameter.name] * needed
+            columns += [parameter.name] * (needed or parameter.name in ANSWERS)  # one might mean the answer
             getter = functools.partial(_column, parameter.name, None if needed else parameter.default)
         found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
     return tuple(found)

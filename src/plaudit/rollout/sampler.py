@@ -152,7 +152,7 @@ def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from the fewest of the top_k likeliest tokens (all if 0) whose mass reaches top_p; at least one is kept.
 
-    Exactly top_k tokens are filters: of equal logits at the edge, those that `topk` returns. For top_p, a whole row is
+    Exactly top_k tokens are kept: of equal logits at the edge, those that `topk` returns. For top_p, a whole row is
     sorted only if none of the numbers in CANDIDATES is enough.
     """
     vocab = logits.shape[1]

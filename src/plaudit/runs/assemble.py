@@ -117,8 +117,8 @@ class Job:
             reporter.say("warning: the data has changed since this run read it: from here, rows have another order")
 
     def check_functions(self) -> None:
-        """Raise SettingsError for a reward function that asks for a column that the rows lack."""
-        functions = [one for one in self.functions if isinstance(one, FunctionReward) and one.columns]
+        """Raise SettingsError for a reward function that cannot be called with the columns that the rows have."""
+        functions = [one for one in self.functions if isinstance(one, FunctionReward)]
         prompts = self.data.items[:LOOKED_AT] if functions else ()
         refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 

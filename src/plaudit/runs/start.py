@@ -65,7 +65,7 @@ def run(
     - `hooks` are called, and awaited if they are async, after every step. The figures that they return are recorded
       with it.
 
-    Objects are stored in OUTPUT/.given. `resume` continues with the same objects and refuses others.
+    Objects are stored in OUTPUT/.passed. `resume` continues with the same objects and refuses others.
     """
     hooks, say = checked(hooks), (reporter or Reporter(quiet=is_quiet(settings))).say
     with PassedObjects(model, tokenizer, data, validation, rewards).placed(settings, say) as placed:

@@ -1,6 +1,6 @@
 """Training workers that come and go, with the newest weights of the parameter servers.
 
-places -> refresh: who is here, with the newest weights -> Team, a worker group; one is lost -> another does its part
+Supervisor -> refresh: who is here, with newest weights -> Team, a worker group; one is lost -> another does its part
 """
 
 from __future__ import annotations
