@@ -88,7 +88,10 @@ ROOMS = {
     "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1900, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
-    "relabel": (275, "`plaudit relabel`: preferences and answers judged anew (optional)"),
+    "relabel": (
+        275,
+        "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
+    ),
     "preflight": (
         3130,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
