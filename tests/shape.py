@@ -18,7 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT = REPOSITORY / "src" / "plaudit"
 
-OPTIONAL = ("importers", "page", "preflight", "relabel", "servers", "trackers")
+OPTIONAL = ("importers", "interchange", "page", "preflight", "relabel", "servers", "trackers")
 """Rooms that can be removed: no other imports one, but for its command."""
 
 CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "rollout/rollouter.py")
@@ -34,7 +34,7 @@ ROOMS = {
     "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1125,
+        1135,
         "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); rooms (30)",
     ),
     "maths": (480, "one function for each formula"),
@@ -60,8 +60,8 @@ ROOMS = {
         "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
-        3670,
-        "Hugging Face folders to modules and back, tried first (90); who holds which box, and gives it to whom (70)",
+        3720,
+        "Hugging Face folders to modules and back, tried first (90); GGUF, files of a bound (45); who holds which box, and gives it to whom (70)",
     ),
     "weights": (
         935,
@@ -84,10 +84,14 @@ ROOMS = {
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
     ),
     "importers": (1535, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
+    "interchange": (
+        960,
+        "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
+    ),
     "trackers": (220, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "runs": (1900, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
+    "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         275,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
@@ -96,7 +100,7 @@ ROOMS = {
         3130,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
-    "commands": (2140, "the command line; beside a run (80), connections (130), `init` (130)"),
+    "commands": (2165, "the command line; `export` (25), beside a run (80), connections (130), `init` (130)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

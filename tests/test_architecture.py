@@ -44,7 +44,7 @@ LAYERS = (
     {"rollout", "learn"},
     {"loop", "evaluate"},
     {"settings"},
-    {"executors", "importers"},
+    {"executors", "importers", "interchange"},
     {"trackers", "page", "servers"},
     {"runs", "relabel"},
     {"preflight"},
@@ -62,6 +62,7 @@ PLACES: dict[str, set[str]] = {
     "starlette": {"page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},
+    "gguf": {"interchange/gguf.py"},
     "tensorboard": {"trackers/tensorboard.py"},
     "torch.utils.tensorboard": {"trackers/tensorboard.py"},
     "wandb": {"trackers/wandb.py"},
@@ -259,7 +260,7 @@ def circles(root: Path) -> list[str]:
 
 COMMANDS_OF = {
     "commands/ahead.py": {"preflight"},
-    "commands/cli.py": {"relabel"},
+    "commands/cli.py": {"interchange", "relabel"},
     "commands/page.py": {"page"},
 }
 
@@ -332,7 +333,7 @@ def test_the_house_stays_low() -> None:
     """What DESIGN asks of the import graph: a newcomer can hold it in mind."""
     graph = arrows(REPOSITORY)
     assert floors(graph) <= 12
-    assert core_arrows(graph) <= 141
+    assert core_arrows(graph) <= 142
     assert len([path for path in sources(ROOT) if "/" not in path]) <= 6
 
 

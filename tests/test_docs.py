@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from theirs import format_reward
 
 from plaudit import load_settings, run
@@ -144,7 +143,6 @@ def test_own_data_and_dialect_are_read() -> None:
 
 @pytest.mark.usefixtures("workplace", "clean_registries")
 def test_own_family_is_native_and_agrees_with_transformers() -> None:
-    import torch
     from transformers import AutoModelForCausalLM
 
     from plaudit.models.decoder import Decoder
@@ -355,15 +353,12 @@ def test_rewards_of_the_switching_page_call_those_of_other_systems(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("workplace")
-def test_python_of_the_checkpoints_page_loads_a_policy_and_halves_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_of_the_checkpoints_page_loads_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
     short = ["train.steps=1", "train.batch_size=4", "threads=1", "log.quiet=true"]
-    done = run(load_settings("configs/sft.yaml", short))
+    run(load_settings("configs/sft.yaml", short))
     code = "".join(text for language, text in BLOCK.findall(DOCS["checkpoints.md"]) if language == "python")
     exec(compile(code, "docs/checkpoints.md", "exec"), {})
     assert capsys.readouterr().out.startswith("We saw The Paper Tower on Sunday . The acting")
-    half, whole = (load_file(folder / "model.safetensors") for folder in (Path("runs/sft-16bit"), done.model))
-    assert half.keys() == whole.keys()
-    assert all(torch.equal(weight, whole[name].bfloat16()) for name, weight in half.items())
 
 
 def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def convert(
     source: str,
     target: str | Path,
     *,
-    to: str,
+    to: str | None,
     dialect: str = "auto",
     columns: Mapping[str, str] | None = None,
     split: str = "train",
@@ -58,9 +58,9 @@ def convert(
     overwrite: bool = False,
 ) -> Conversion:
     """Write the rows of `source` to the file `target` in the dialect `to`."""
-    writer = _WRITERS.get(to)
-    if writer is None:
-        raise DataError(f"rows cannot be written as {to!r}. Known: {', '.join(_WRITERS)}.")
+    writer = _WRITERS.get(to or "")
+    if writer is None or to is None:
+        raise DataError(f"--to: rows cannot be written as {to!r}. Known: {', '.join(_WRITERS)}.")
     check_columns(columns or {})
     path = at_home(target)
     _check_target(source, path, overwrite)

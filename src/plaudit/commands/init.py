@@ -28,7 +28,7 @@ from plaudit.runs.pipeline import merged
 from plaudit.settings.recipes import defaults, drafted, nested, parse_override
 from plaudit.settings.tree import SettingsError, annotated
 from plaudit.support.fields import Rule, flat, leaves, refuse
-from plaudit.support.paths import at_home
+from plaudit.support.paths import is_here
 
 FRESH: dict[str, Any] = {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "n_positions": 512}
 """A model that learns from nothing on a CPU, in minutes."""
@@ -104,7 +104,7 @@ def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str,
         return {"config": FRESH} | tokenizer, "small", FRESH["n_positions"], ["a small GPT-2 that learns from nothing"]
     path = str(path or "runs/sft")
     try:
-        config = read_config(folder_config(local_folder(path))) if at_home(path).is_dir() else None
+        config = read_config(folder_config(local_folder(path))) if is_here(path) else None
     except FileNotFoundError:  # a run that has saved nothing yet
         config = None
     if config is None:

@@ -11,7 +11,7 @@ from plaudit.data.settings import DataSettings, absent, sources
 from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.rollout.settings import DrawSettings
 from plaudit.support.fields import DEVICE, Section, check, setting
-from plaudit.support.paths import at_home
+from plaudit.support.paths import at_home, is_here
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
 DATA = ("prompts", "demonstrations", "preferences")
@@ -227,7 +227,7 @@ class EvaluationSettings(MeasureSettings):
             yield f"sampling: kl {WHOLE}"
         models = {"model": self.model, "reference": self.reference, "other": self.other, "judge": self.judge}
         local = {name: path for name, path in models.items() if path and path.startswith((".", "/", "~"))}
-        yield from (f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir())
+        yield from (f"{name}: there is no folder {path}" for name, path in local.items() if not is_here(path))
 
 
 @dataclass

@@ -44,7 +44,7 @@ from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import not_cut
 from plaudit.models.device import device_of
-from plaudit.models.folders import local_folder
+from plaudit.models.folders import whole_path
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
 from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
@@ -196,8 +196,7 @@ class Trainer:
         begin_weights(share, folder, most=FILE_BYTES)
         describe(model, folder, dtype=share.dtype, tokenizer=self.tokenizer)
         if adapters:
-            path = initial_path(self.settings, self.tokenizer, Role(role))
-            base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
+            base = whole_path(initial_path(self.settings, self.tokenizer, Role(role)))
             save_lora(model, folder / FOLDER, base=base, tensors=adapters)
 
     def onload(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,31 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - it is not a mapping
                 yield name, file.get_tensor(name)
+
+
+def write_tensors(tensors: Iterable[tuple[str, Tensor]], folder: Path, *, most: int = 4 << 30) -> None:
+    """Write named tensors as safetensors: one file, or several of at most `most` bytes with an index. The tensors of
+    one file are in memory at a time."""
+    from safetensors.torch import save_file
+
+    held: dict[str, Tensor] = {}
+    places: dict[str, str] = {}
+
+    def write() -> None:
+        name = f"model-{len({*places.values()}) + 1:05}.safetensors"
+        save_file(held, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(held, name))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and sum(one.nbytes for one in held.values()) + tensor.nbytes > most:
+            write()
+        held[name] = tensor.contiguous()
+    write()
+    if len(files := {*places.values()}) == 1:
+        (folder / files.pop()).rename(folder / WEIGHTS)
+    else:
+        write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
 
 
 def tensor_names(files: list[Path]) -> list[str]:

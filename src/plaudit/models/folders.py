@@ -1,25 +1,33 @@
-"""Turn what a setting names into a folder: a path, a run (its best or newest model), or a hub id."""
+"""Turn what a setting names into a folder: a path, a run (its best or newest model), a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from plaudit.models.files import read_json
 from plaudit.support.address import is_address, local_copy
 from plaudit.support.errors import best_checkpoint
 from plaudit.support.fields import close
-from plaudit.support.paths import at_home
+from plaudit.support.paths import at_home, is_here
+from plaudit.support.rooms import optional
 
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+GGUF_NOTES = "GGUF.json"
+"""The file of a folder that was made of a GGUF file which says of which: its name, types of weights, licence."""
 
 
 def local_folder(path: str) -> Path:
-    """Return a model's folder: `path` itself, the best or newest model of the run at `path`, or the local copy of an
-    address or hub id, downloaded unless cached. Raises FileNotFoundError if there is none."""
+    """Return a model's folder: `path` itself, the best or newest model of the run at `path`, the folder made of a GGUF
+    file, or the local copy of an address or hub id, downloaded unless cached. Raises FileNotFoundError if there is
+    none."""
     if is_address(path):
         return local_copy(path)
     folder = at_home(path)
     if folder.is_dir():
         return _model_of_run(folder) if _is_run(folder) else folder
+    if is_here(path):
+        made: Path = optional("interchange", asked_by=f"the model {path}").folder_of(folder)
+        return made
     refuse_absent(path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -31,6 +39,25 @@ def local_folder(path: str) -> Path:
             f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
             "Check the spelling; without a network, download it elsewhere and give its folder."
         ) from error
+
+
+def whole_path(path: str | None) -> str | None:
+    """Return a local model's folder from the root, for others to find; hub ids, addresses and None as they are."""
+    return str(local_folder(path).resolve()) if path is not None and is_here(path) else path
+
+
+def rounding(folder: Path) -> list[str]:
+    """Return a line about a folder whose weights were read from a GGUF file in quantised form; [] for others."""
+    notes = folder / GGUF_NOTES
+    types = read_json(notes).get("quantised") if notes.exists() else None
+    if not types:
+        return []
+    return [
+        (
+            f"the weights were quantised ({', '.join(types)}): they carry its rounding, and are a little worse than "
+            "those that were published"
+        )
+    ]
 
 
 def refuse_absent(path: str, output: str = "runs") -> None:
@@ -73,7 +100,7 @@ def _model_of_run(run: Path) -> Path:
 
 def config_file(path: str) -> Path:
     """Return the path of a folder's or run's config.json, or of a hub id's, downloading only this file."""
-    if at_home(path).is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if is_here(path) or path.startswith((".", "/", "~")) or path.count("/") != 1:
         return local_folder(path) / "config.json"
     from huggingface_hub import hf_hub_download
 

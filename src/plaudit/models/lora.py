@@ -33,7 +33,7 @@ from plaudit.models.lowrank import LoraLinear, adapted_layers
 from plaudit.models.parts import Part, parts_of
 from plaudit.models.settings import LoraSettings, ModelSettings
 from plaudit.models.share import Share, merged, pieces
-from plaudit.support.paths import at_home
+from plaudit.support.paths import is_here
 
 __all__ = [
     *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
@@ -111,7 +111,7 @@ def check_lora(settings: ModelSettings) -> None:
     """
     config: Mapping[str, Any] = settings.config
     if settings.path is not None:
-        if not at_home(settings.path).is_dir():
+        if not is_here(settings.path):
             return
         file = local_folder(settings.path) / "config.json"
         if not file.exists():

@@ -42,7 +42,7 @@ from plaudit.settings.recipes import drafted, read_yaml
 from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped
-from plaudit.support.paths import at_home, check_writable
+from plaudit.support.paths import at_home, check_writable, is_here
 from plaudit.types import Prompt
 
 ROWS = 512
@@ -182,7 +182,7 @@ def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> N
     for key, path in named.items():
         if path is not None and not path.startswith("<"):
             with found.asking(key):
-                if not _is_here(path, s.output):
+                if not _has_folder(path, s.output):
                     found.doubt([f"{key}={path} is not a folder here: the run will fetch it"], key)
     before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
     if before is not None:
@@ -190,19 +190,19 @@ def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> N
         return
     found.config = s.model.config
     with found.asking("model.path"):
-        if s.model.path is not None and at_home(s.model.path).is_dir():
+        if s.model.path is not None and is_here(s.model.path):
             found.config = folder_config(local_folder(s.model.path))
             if "Classification" in str(found.config.get("architectures")) and "judge" not in s.objective.losses():
                 raise SettingsError(f"model.path={s.model.path} is a reward or value model: give its policy")
     tokenizer = s.model.tokenizer or s.model.path
-    if tokenizer is not None and at_home(tokenizer).is_dir():
+    if tokenizer is not None and is_here(tokenizer):
         found.tokenizer = tokenizer
 
 
-def _is_here(path: str, output: str) -> bool:
+def _has_folder(path: str, output: str) -> bool:
     """True if a model's folder is here, False for an address or hub id. Raises FileNotFoundError for a path without a
     folder."""
-    if at_home(path).is_dir():
+    if is_here(path):
         return local_folder(path).is_dir()
     if is_address(path):
         Address(path)
@@ -228,7 +228,7 @@ def _data(found: Preflight, s: Settings) -> None:
         if not any(here.values()):
             return
         path = s.model.path
-        ends = end_ids(path) if path is not None and at_home(path).is_dir() else ()
+        ends = end_ids(path) if path is not None and is_here(path) else ()
         whole = DataSettings(train=here["train"], validation=here["validation"])
         sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
         looked = replace(whole, **{key: getattr(s.data, key) for key in sound})

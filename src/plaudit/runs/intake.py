@@ -14,6 +14,7 @@ from plaudit.algorithms.base import Objective
 from plaudit.data.load import LOADERS
 from plaudit.data.report import SourceReport
 from plaudit.models.described import check_scores, end_ids, positions
+from plaudit.models.folders import local_folder, rounding
 from plaudit.models.settings import Longest
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.rewards.rules import check_reference
@@ -32,7 +33,11 @@ class Intake:
     def __init__(self, settings: Settings, objective: Objective, say: Callable[[str], None]):
         self.settings, self.objective = settings, objective
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path), tried=False)
-        ends = end_ids(settings.model.path) if settings.model.path is not None else ()
+        ends: tuple[int, ...] = ()
+        if (path := settings.model.path) is not None:
+            ends = end_ids(path)
+            for line in rounding(local_folder(path)):
+                say(f"model.path={path}: {line}")
         refers = check_reference(settings.rewards)
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers)
         say(self.data.report.table())

@@ -16,7 +16,7 @@ from plaudit.models.settings import ModelSettings
 from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, SERVER, TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
-from plaudit.support.paths import at_home
+from plaudit.support.paths import is_here
 from plaudit.support.plugins import known_here_alone
 
 FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
@@ -288,7 +288,7 @@ def _about_mesh(s: Settings) -> list[str]:
     cut = [(f"runtime.mesh={one.mesh} for {key}", path, Mesh(**one.axes)) for key, path, one in asked]
     cut += [(f"rewards.{n}.tensor={one.tensor}", one.path, Mesh(tensor=one.tensor)) for n, one in judges]
     for key, path, mesh in (*cut, rollout):
-        here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
+        here = path is None or (is_here(path) and (local_folder(path) / "config.json").exists())
         if mesh.context * mesh.tensor * mesh.pipeline > 1 and here:
             check = check_tensor if key == rollout[0] else check_mesh
             try:

@@ -23,6 +23,11 @@ def at_home(path: str | Path) -> Path:
         return Path(path)
 
 
+def is_here(path: str) -> bool:
+    """True if a model's path is a folder or a GGUF file of this machine."""
+    return at_home(path).is_dir() or (path.endswith(".gguf") and at_home(path).is_file())
+
+
 def cache_folder() -> Path:
     """Return the folder for what can be made again: PLAUDIT_CACHE, $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit."""
     home = os.environ.get("XDG_CACHE_HOME")

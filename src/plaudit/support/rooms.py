@@ -11,6 +11,7 @@ from typing import Any
 
 OPTIONAL = {
     "importers": "files",
+    "interchange": "reading",
     "page": "keeping",
     "preflight": "choice",
     "servers": "executor",
