@@ -60,8 +60,8 @@ ROOMS = {
         "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
-        3720,
-        "Hugging Face folders to modules and back, tried first (90); GGUF, files of a bound (45); who holds which box, and gives it to whom (70)",
+        3725,
+        "Hugging Face folders to modules and back, tried first (90), files of a bound (45); who holds which box (70)",
     ),
     "weights": (
         935,

@@ -359,14 +359,16 @@ def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[s
         if source.endswith(".gguf"):
             from plaudit.interchange.export import folder_from_gguf
 
-            return click.echo(visible(folder_from_gguf(source, target, overwrite=options["overwrite"])))
-        from plaudit.commands.convert import convert as convert_data
+            done = folder_from_gguf(source, target, overwrite=options["overwrite"])
+        else:
+            from plaudit.commands.convert import convert as convert_data
 
-        pairs = [column.partition("=") for column in columns]
-        if lone := [ours for ours, _, theirs in pairs if not theirs]:
-            raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
-        names = {ours: theirs for ours, _, theirs in pairs}
-        click.echo(visible(convert_data(source, target, columns=names, **options).summary()))
+            pairs = [column.partition("=") for column in columns]
+            if lone := [ours for ours, _, theirs in pairs if not theirs]:
+                raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
+            names = {ours: theirs for ours, _, theirs in pairs}
+            done = convert_data(source, target, columns=names, **options).summary()
+        click.echo(visible(done))
 
 
 @main.command(cls=TakesOptions)
