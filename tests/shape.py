@@ -67,7 +67,7 @@ ROOMS = {
         935,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (685, "the demo's language and real reviews"),
+    "tasks": (755, "the demo's language, real reviews; sums told in words (65)"),
     "rollout": (
         3420,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
@@ -91,7 +91,7 @@ ROOMS = {
     "trackers": (220, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
+    "runs": (1910, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         275,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
@@ -100,7 +100,10 @@ ROOMS = {
         3130,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
-    "commands": (2165, "the command line; `export` (25), beside a run (80), connections (130), `init` (130)"),
+    "commands": (
+        2280,
+        "the command line; export (60), a pretrained model (70), beside a run (80), connections (130), `init` (130)",
+    ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

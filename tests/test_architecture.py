@@ -260,7 +260,8 @@ def circles(root: Path) -> list[str]:
 
 COMMANDS_OF = {
     "commands/ahead.py": {"preflight"},
-    "commands/cli.py": {"interchange", "relabel"},
+    "commands/cli.py": {"relabel"},
+    "commands/files.py": {"interchange"},
     "commands/page.py": {"page"},
 }
 

@@ -55,6 +55,22 @@ def test_each_stage_starts_from_the_ones_before(recipe: dict[str, Any], demo: An
         assert all(torch.equal(tensor, before[name][key]) for key, tensor in weights(run.model).items())
 
 
+def test_a_single_policy_is_compared_with_the_model_that_it_began_from(
+    recipe: dict[str, Any], demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = {"prompts": str(demo.prompts_test), "limit": 3, "sampling": {"max_tokens": 6}}
+    first = {**recipe, "name": "first", "stages": {"sft": recipe["stages"]["sft"]}, "evaluation": evaluation}
+    alone = run_pipeline(load_pipeline(first))
+    assert alone.evaluation is None  # it began from nothing
+    assert "nothing to compare it with" in capsys.readouterr().out
+    base = alone.stages["sft"].model
+    more = {**first, "name": "more", "stages": {"sft": {**first["stages"]["sft"], "model": {"path": str(base)}}}}
+    done = run_pipeline(load_pipeline(more)).evaluation
+    assert done is not None
+    assert done.before["distinct_1"] > 0
+    assert done.after["kl"] != 0  # two steps further
+
+
 def test_an_interrupted_pipeline_goes_on_where_it_stopped(recipe: dict[str, Any], tmp_path: Path) -> None:
     broken = json.loads(json.dumps(recipe))
     broken["stages"]["ppo"]["rewards"].append({"kind": "function", "function": f"{__file__}:fails"})

