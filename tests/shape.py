@@ -67,7 +67,7 @@ ROOMS = {
         935,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (685, "the demo's language and real reviews"),
+    "tasks": (475, "the demo's language, rows and gold reward"),
     "rollout": (
         3420,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
