@@ -20,6 +20,7 @@ from plaudit.loop.hooks import RunState
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Progress, Remembered
 from plaudit.runtime.memory import RankOutOfMemory
+from plaudit.runtime.settings import MIRRORS, RuntimeSettings
 from plaudit.runtime.worker import AnswersLost, WorkerLost
 from plaudit.support.errors import Ended
 
@@ -35,19 +36,19 @@ class Restart:
         store: Store,
         resume: str | None,
         learn: LearnSettings,
+        runtime: RuntimeSettings,
         *,
         longest: int,
         steps: int,
         say: Callable[[str], None],
-        mirrors: bool,
     ):
         """`longest`: tokens of the longest row; if passes that small run out of memory, the run ends. `steps`: those of
-        the run. `mirrors`: True if other nodes keep copies of the ranks' state."""
+        the run."""
         self.store, self.resume, self.longest, self.steps, self.say = store, resume, longest, steps, say
         self.rollback_rate, self.passes = learn.rollback_rate, (learn.micro_tokens, learn.score_tokens)
         """`passes`: tokens of a pass with gradients, and without."""
-        self.mirrors, self.mirrored = mirrors, False
-        """`mirrored` is True if ranks go on from what their mirrors have."""
+        self.mirrors, self.mirrored = MIRRORS in runtime.mesh, False
+        """`mirrors`: other nodes keep copies of the ranks' state. `mirrored`: ranks go on from what these have."""
         self.restored = False
         """True once the run has continued from `resume`: later checkpoints are from this process."""
         self._now = Progress()

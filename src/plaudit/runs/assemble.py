@@ -37,7 +37,6 @@ from plaudit.rollout.rollouter import Groups
 from plaudit.runs import records
 from plaudit.runs.hooks import RunHooks
 from plaudit.runs.intake import Intake, few_steps
-from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Doing
 from plaudit.settings.tree import Settings
 from plaudit.support.errors import Stopped
@@ -59,9 +58,8 @@ class Job:
         """Steps of the run, and the one that it ends with; a replay ends earlier if its record does."""
         self.held_out: Sequence[Any] = self.data.validation[: settings.evaluate.limit]
         """Items of the evaluations during the run."""
-        longest, mirrors = self.intake.longest.tokens, MIRRORS in settings.runtime.mesh
-        begin = store, resume, settings.learn
-        self.restart = Restart(*begin, longest=longest, steps=self.total_steps, say=reporter.say, mirrors=mirrors)
+        longest, given = self.intake.longest.tokens, (settings.learn, settings.runtime)
+        self.restart = Restart(store, resume, *given, longest=longest, steps=self.total_steps, say=reporter.say)
         self.hooks = RunHooks(settings, store, self.events, reporter, self.tokenizer, self.rewards.names)
         for doubt in few_steps(settings, self.total_steps):
             reporter.say(f"warning: {doubt}")
@@ -78,14 +76,15 @@ class Job:
     def plan(self) -> Plan:
         """Return what training ranks need besides the settings, such as the checkpoint and the sizes of passes."""
         folder, begin, intake = self.store.folder.resolve(), self.restart, self.intake
-        whence = begin.passes, intake.as_chat, begin.mirrored
-        return Plan(folder, begin.resume, self.total_steps, intake.longest, *whence)
+        beside = begin.passes, intake.as_chat, begin.mirrored
+        return Plan(folder, begin.resume, self.total_steps, intake.longest, *beside)
 
     def reward(self, executor: Executor, doing: Doing) -> Reward:
         """The run's reward: the weighted sum of the listed rewards, each of which is a part under its name."""
         return self.rewards.reward(executor.judge, executor.function, self.tokenizer, doing)
 
     def rollouts(self, executor: Executor, method: Algorithm, stop: list[int]) -> Rollouts:
+        """Return rollouts on the executor's sampler, scored by the run's reward."""
         s, doing = self.settings, self.events.doing
         parts = executor.sampler(doing), self.reward(executor, doing), s.shaping, method.plan(s.rollout.draw())
         return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say)
