@@ -154,6 +154,8 @@ def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEM
         sft.unlink(missing_ok=True)
         sft.symlink_to(Path("../..", first.name, "runs", "sft"))
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "scripts").exists():  # recipes name rewards as "scripts/FILE.py:NAME", from the working folder
+        (folder / "scripts").symlink_to(ROOT / "scripts")
     with chdir(folder):
         if not (Path(task.folder) / "about.json").exists():
             task.make(Path(task.folder), seed=seed)

@@ -1,6 +1,6 @@
 """Controlled sentiment on real film reviews, as in figure 2 of the DPO paper (https://arxiv.org/abs/2305.18290).
 
-    FOLDER (imdb-train, imdb-unlabelled, imdb-test) -> files of plaudit.tasks.reviews -> SFT from nothing
+    FOLDER (imdb-train, imdb-unlabelled, imdb-test) -> files of review_data.py -> SFT from nothing
                -> two answers a prompt, labelled by gold with noise -> judge
     SFT policy -> PPO on gold and on the judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
                -> best of n by gold and by the judge
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import EXAMPLES, SEEDS, WITH_WORDS, Task, Variant, bench, kept, measure
+from polarity import load_gold
+from review_data import label_answers, make_reviews
 
 SOURCE = "PLAUDIT_REVIEWS"  # variable of the environment: the folder of reviews
 DRAWN = (4, 16, 64)  # answers of best of n
@@ -30,17 +32,12 @@ GOLD = {"folder": str(FOLDER / "gold")}
 
 def files(folder: Path, seed: int) -> None:
     """Write what can be written before there is a policy."""
-    from plaudit.tasks.reviews import make_reviews
-
     accuracy = make_reviews(Path(os.environ[SOURCE]), folder, seed=seed)
     (folder / "about.json").write_text(json.dumps({"gold accuracy": round(accuracy, 4)}) + "\n", encoding="utf-8")
 
 
 def label(folder: Path, seed: int) -> None:
     """Draw two answers of the SFT policy to each prompt, and which of them a person would prefer."""
-    from plaudit.tasks.polarity import load_gold
-    from plaudit.tasks.reviews import label_answers
-
     groups = drawn(folder / "prompts.jsonl", 2, seed)
     answered = ((group[0].prompt.text, [answer.completion.text for answer in group]) for group in groups)
     label_answers(folder, answered, load_gold(folder / "gold"), seed=seed)
@@ -60,7 +57,7 @@ TASK = Task(
     make=files,
     label=label,
     first=(("reviews/sft", "sft", ("threads=2",)), ("reviews/reward", "reward", ())),
-    gold="plaudit.tasks.polarity:gold_probability",
+    gold="scripts/polarity.py:gold_probability",
     options=GOLD,
     prompts=str(HELD_OUT),
     max_tokens=64,

@@ -56,7 +56,7 @@ ROOMS = {
         "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        2995,
+        3055,
         "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
@@ -67,14 +67,14 @@ ROOMS = {
         935,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (755, "the demo's language, real reviews; sums told in words (65)"),
+    "tasks": (540, "the demo's language, rows and gold reward; sums told in words (65)"),
     "rollout": (
         3420,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (2320, "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120)"),
     "loop": (
-        2715,
+        2760,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
     "evaluate": (1770, "figures of models that are no figures of a run"),
@@ -91,7 +91,7 @@ ROOMS = {
     "trackers": (220, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "runs": (1910, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
+    "runs": (1885, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         275,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",

@@ -11,23 +11,24 @@ import lab
 import pytest
 import reviews
 from pictures import reviewed, tables
+from review_data import ReviewsSize
 from studies import STUDIES
 
 from plaudit import load_settings
-from plaudit.tasks.reviews import ReviewsSize
 
 
 @pytest.fixture
 def source(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(reviews.SOURCE, str(imdb))
     few = partial(ReviewsSize, imitated=40, held_out=8, vocabulary=300)
-    monkeypatch.setattr("plaudit.tasks.reviews.ReviewsSize", few)
+    monkeypatch.setattr("review_data.ReviewsSize", few)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", reviews.REVIEWS, ids=lambda v: v.name)
 def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("scripts").symlink_to(lab.ROOT / "scripts")
     (reviews.FOLDER / "tokenizer").mkdir(parents=True)
     for name in ("sft", "preferences", "preferred", "prompts"):
         for split in ("", "_validation"):

@@ -21,10 +21,8 @@ from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Scor
 
 
 def due_at(every: Every, moments: list[Progress], *, at_end: bool = False, resume: int | None = None) -> list[int]:
-    due = Due(every, at_end=at_end)
-    if resume is not None:
-        due.start(moments[resume - 1])
-        moments = moments[resume:]
+    due = Due(every, at_end=at_end, since=None if resume is None else moments[resume - 1])
+    moments = moments[resume or 0 :]
     return [p.step for p in moments if due(p, last=p is moments[-1])]
 
 

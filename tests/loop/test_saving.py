@@ -22,7 +22,7 @@ from plaudit.executors.trainer import Trainer
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.copies import UnwritableError
-from plaudit.loop.hooks import Due, SaveCheckpoint
+from plaudit.loop.hooks import Due, RunState, SaveCheckpoint
 from plaudit.loop.progress import Delivery, Moment, Progress, Remembered
 from plaudit.loop.settings import Every
 from plaudit.models import boxes
@@ -90,9 +90,7 @@ class Fake:
             self.store,
             Due(Every(steps=1), at_end=True),
             models,
-            source,
-            {},
-            Best(None, None),
+            RunState(source, {}, Best(None, None)),
             keep=0,
             save=self.save,
             written=self.written,

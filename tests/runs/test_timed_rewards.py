@@ -55,7 +55,7 @@ def test_rewards_count_while_they_compute_not_while_they_wait(make_recipe: Recip
 
     async def run() -> None:
         answer = Completion(tokens=(2,), logprobs=(0.0,), versions=(0,), text="2", finish=Finish.EOS)
-        reward = job.rollouter(cast(Executor, executor), GRPO()).reward
+        reward = job.rollouts(cast(Executor, executor), GRPO(), []).rollouter.reward
         asked = reward.score(Prompt(id="p", text="1", tokens=(1,)), [answer])
         scores = asyncio.create_task(asked)
         for _ in range(9):

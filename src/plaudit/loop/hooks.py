@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,14 +52,10 @@ class Sink(Protocol):
 class Due:
     """True when something is due after a step: by steps, epochs or seconds, and at the end if `at_end`."""
 
-    def __init__(self, every: Every, *, at_end: bool):
-        self.every, self.at_end = every, at_end
-        self._epochs = 0.0
-        self._seconds = 0.0
-
-    def start(self, progress: Progress) -> None:
-        """Start counting here: a resumed run does not save at once."""
-        self._epochs, self._seconds = progress.epochs_done, progress.seconds
+    def __init__(self, every: Every, *, at_end: bool, since: Progress | None = None):
+        """`since`: where counting starts, so that a resumed run does not save at once."""
+        self.every, self.at_end, since = every, at_end, since or Progress()
+        self._epochs, self._seconds = since.epochs_done, since.seconds
 
     def __call__(self, progress: Progress, *, last: bool) -> bool:
         every = self.every
@@ -155,6 +152,29 @@ async def _validation_loss(models: Models, batch: Batch) -> Stats:
     return merge_stats(figures)
 
 
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a checkpoint holds besides the progress, the random generator, models and optimizers."""
+
+    source: BatchSource
+    memory: dict[str, float]
+    """What the method's `credit` remembers."""
+    best: Best
+
+    def values(self) -> dict[str, Any]:
+        return {"source": self.source.state(), "memory": dict(self.memory), "best": self.best.state()}
+
+    def restore(self, values: Mapping[str, Any], rng: Tensor) -> Progress:
+        """Restore these and the random generator from saved values; return their progress."""
+        values = json.loads(json.dumps(values))  # which may be restored again, also from a file
+        self.source.restore(values["source"])
+        self.memory.clear()
+        self.memory.update(values["memory"])
+        self.best.restore(values.get("best"))
+        torch.set_rng_state(rng)
+        return Progress(**values["progress"])
+
+
 class SaveCheckpoint:
     """Save a checkpoint when due, after the best evaluation so far, and at the run's end.
 
@@ -168,9 +188,7 @@ class SaveCheckpoint:
         store: Store,
         due: Due,
         models: Models,
-        source: BatchSource,
-        memory: Mapping[str, float],
-        best: Best,
+        state: RunState,
         *,
         keep: int,
         save: Callable[[str, Path], Awaitable[None]],
@@ -179,16 +197,15 @@ class SaveCheckpoint:
     ):
         """`save` copies a role's model, to be written to a folder; `written` writes everything that was copied;
         `mirror` copies the ranks' state after a step to other nodes."""
-        self.mirror = mirror
-        self.store, self.due, self.models, self.source = store, due, models, source
-        self.memory, self.best, self.keep, self.save, self.written = memory, best, keep, save, written
+        self.store, self.due, self.models, self.state, self.keep = store, due, models, state, keep
+        self.save, self.written, self.mirror = save, written, mirror
         self._unsaved: Remembered | None = None
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
         self._unsaved = now = self._now(moment.progress)
-        if due or moment.stopping or self.best.now(moment.progress):
+        if due or moment.stopping or self.state.best.now(moment.progress):
             with self.due.apart():
                 await self._save(now)
         if moment.last or moment.stopping:
@@ -215,7 +232,7 @@ class SaveCheckpoint:
         finally:
             with suppress(Exception):  # another error ends the run
                 await self._committed()
-            await self.source.close()
+            await self.state.source.close()
 
     async def _last(self, error: BaseException) -> None:
         """Commit the last finished step unless it is committed already or weights have changed since. Add a note to the
@@ -241,12 +258,7 @@ class SaveCheckpoint:
             writing.result()
 
     def _now(self, progress: Progress) -> Remembered:
-        values = {
-            "progress": progress.state(),
-            "source": self.source.state(),
-            "memory": dict(self.memory),
-            "best": self.best.state(),
-        }
+        values = {"progress": progress.state(), **self.state.values()}
         return Remembered(progress, values, torch.get_rng_state(), self.models.moves)
 
     async def _save(self, remembered: Remembered) -> None:
@@ -268,7 +280,7 @@ class SaveCheckpoint:
             for role in self.models.saved:
                 await self.save(role, folders[role])
         values = {**remembered.values, "actors": actors}
-        commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.best.checkpoint)
+        commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.state.best.checkpoint)
         self._writing = asyncio.ensure_future(self._write(progress.name, list(folders.values()), commit))
         # asyncio prints the error of a task that no one waits for: here the run goes back to a checkpoint
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
@@ -291,30 +303,6 @@ class SaveCheckpoint:
         self.store.write(progress.name, writers, tensors, values, ahead=folders[STATE])
         if not progress.skipped:
             self.store.prune(self.keep, spare=best)
-
-
-async def restore(
-    store: Store, name: str, models: Models, source: BatchSource, memory: dict[str, float], best: Best
-) -> Progress:
-    """Restore all but model weights (loaded from the same checkpoint with the models). Remove later checkpoints."""
-    tensors, values = store.read(name)
-    for role, actor in models.trained.items():
-        await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
-    store.drop_after(name)  # later checkpoints are damaged, or belong to the process that this one replaces
-    return restored(values, tensors["rng"], source, memory, best)
-
-
-def restored(
-    values: Mapping[str, Any], rng: Tensor, source: BatchSource, memory: dict[str, float], best: Best
-) -> Progress:
-    """Restore source, memory, best evaluation and random generator from saved values; return their progress."""
-    values = json.loads(json.dumps(values))  # which may be restored again, also from a file
-    source.restore(values["source"])
-    memory.clear()
-    memory.update(values["memory"])
-    best.restore(values.get("best"))
-    torch.set_rng_state(rng)
-    return Progress(**values["progress"])
 
 
 async def validation_rewards(

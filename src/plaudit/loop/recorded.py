@@ -110,13 +110,13 @@ class Compare:
     def __init__(self, recorded: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
         self.recorded = {record["step"]: record for record in recorded}
         self.say = say
-        self.differs, self.missing = False, list[int]()
+        self.differs, self.missing = False, dict[int, None]()  # a step may come again, after a failure
 
     async def __call__(self, moment: Moment) -> Stats:
         step = moment.progress.step
         theirs = self.recorded.get(step)
         if theirs is None:  # the run ended between recording its samples and its figures
-            self.missing.append(step)
+            self.missing[step] = None
             theirs = {}
         for name, value in moment.stats.items():
             other = theirs.get(name, value)

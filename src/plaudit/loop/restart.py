@@ -12,10 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from plaudit.learn.settings import LearnSettings
 from plaudit.loop.checkpoint import CheckpointError, Store
+from plaudit.loop.copies import STATE
 from plaudit.loop.finite import NonFiniteError
-from plaudit.loop.progress import Progress
+from plaudit.loop.hooks import RunState
+from plaudit.loop.models import Models
+from plaudit.loop.progress import Progress, Remembered
 from plaudit.runtime.memory import RankOutOfMemory
+from plaudit.runtime.settings import MIRRORS, RuntimeSettings
 from plaudit.runtime.worker import AnswersLost, WorkerLost
 from plaudit.support.errors import Ended
 
@@ -30,27 +35,42 @@ class Restart:
         self,
         store: Store,
         resume: str | None,
+        learn: LearnSettings,
+        runtime: RuntimeSettings,
         *,
-        passes: tuple[int, int],
         longest: int,
-        rollback_rate: float | None,
+        steps: int,
         say: Callable[[str], None],
-        mirrors: bool = False,
     ):
-        """`passes`: tokens of a pass with gradients, and without. `longest`: tokens of the longest row; if passes that
-        small run out of memory, the run ends. `rollback_rate`: factor of learning rates after a rollback; None: no
-        rollbacks. `mirrors`: True if other nodes keep copies of the ranks' state."""
-        self.store, self.resume, self.longest = store, resume, longest
-        self.rollback_rate, self.say = rollback_rate, say
-        self.micro_tokens, self.score_tokens = passes
-        self.mirrors, self.mirrored = mirrors, False
-        """`mirrored` is True if ranks go on from what their mirrors have."""
+        """`longest`: tokens of the longest row; if passes that small run out of memory, the run ends. `steps`: those of
+        the run."""
+        self.store, self.resume, self.longest, self.steps, self.say = store, resume, longest, steps, say
+        self.rollback_rate, self.passes = learn.rollback_rate, (learn.micro_tokens, learn.score_tokens)
+        """`passes`: tokens of a pass with gradients, and without."""
+        self.mirrors, self.mirrored = MIRRORS in runtime.mesh, False
+        """`mirrors`: other nodes keep copies of the ranks' state. `mirrored`: ranks go on from what these have."""
         self.restored = False
         """True once the run has continued from `resume`: later checkpoints are from this process."""
         self._now = Progress()
 
-    def begun(self, progress: Progress) -> Progress:
-        """Return the counters to continue with, from those of the checkpoint; rollbacks since then stay counted."""
+    async def begin(
+        self, back: Remembered | None, models: Models, state: RunState, ended: Callable[[Progress], bool]
+    ) -> Progress:
+        """Restore `back`, the step that ranks took from their mirrors, or else the checkpoint to resume, if any. Return
+        the counters to continue with; rollbacks since the checkpoint stay counted. Models already have its weights."""
+        progress = Progress()
+        if back is not None:
+            progress = state.restore(back.values, back.rng)
+            self.say(f"the ranks' mirrors had step {progress.step} of {self.steps}")
+        elif (name := self.resume) is not None:
+            tensors, values = self.store.read(name)
+            folder = self.store.model(STATE, name).resolve()
+            for role, actor in models.trained.items():
+                await actor.restore(folder / f"{role}.safetensors", values["actors"][role])
+            self.store.drop_after(name)  # later ones are damaged, or belong to the process that this one replaces
+            progress = state.restore(values, tensors["rng"])
+            left = "; the run is finished" if ended(progress) else ""
+            self.say(f"resumed {name}: step {progress.step} of {self.steps}{left}")
         if progress.rollbacks < self._now.rollbacks:
             progress = replace(progress, rollbacks=self._now.rollbacks, rate=self._now.rate, skipped=0)
         self._now = progress
@@ -86,8 +106,8 @@ class Restart:
         if isinstance(error, RankOutOfMemory):
             if error.micro_tokens <= self.longest:
                 raise error
-            self.micro_tokens, self.score_tokens = error.micro_tokens // 2, max(1, error.score_tokens // 2)
-            return f" with learn.micro_tokens={self.micro_tokens}, and passes without gradients of {self.score_tokens}"
+            self.passes = error.micro_tokens // 2, max(1, error.score_tokens // 2)
+            return " with learn.micro_tokens={}, and passes without gradients of {}".format(*self.passes)
         if self.rollback_rate is None or self._now.rollbacks >= ROLLBACKS:
             raise error
         self._now = replace(self._now, rollbacks=self._now.rollbacks + 1, rate=self._now.rate * self.rollback_rate)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from plaudit.executors.opening import Executors
 from plaudit.preflight.machine import cores, memory_there
 from plaudit.preflight.madeup import MadeUp, asked_of, shape_of
 from plaudit.preflight.profile import Curve, Link, Profile
@@ -124,7 +125,7 @@ class _Measured:
         self.settings, self.made = self.job.settings, MadeUp(self.job)
         self.gpu = gpu = torch.cuda.is_available() and self.settings.device != "cpu"
         online, before = self.made.online, resident()
-        with self.job.executors(self.say) as executors:
+        with Executors(self.settings, self.say) as executors:
             self.executor = await executors.open(self.job.plan())
             self.models, token = self.executor.models(), 0.0
             token = await self._token()
@@ -299,7 +300,7 @@ async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple
     """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own executor; bytes that
     Ray adds to a process."""
     before = resident()
-    with job.executors(say, on_ray) as executors:
+    with Executors(on_ray, say) as executors:
         executor = await executors.open(job.plan())
         ray = max(0.0, resident() - before)
         models = executor.models()

@@ -6,9 +6,8 @@ settings, Python objects -> checks -> folder -> `Job` on an executor -> `Run`
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from plaudit.executors.opening import Executors
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Hook, checked
-from plaudit.loop.recorded import RecordedRun
 from plaudit.loop.stopping import stop_signals, stopped_at_once, stops_for_caller
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.folders import address_of_run
@@ -25,7 +23,8 @@ from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
 from plaudit.runs.passed import PassedObjects, PassedReward, Recipe, is_quiet
-from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
+from plaudit.runs.records import Run, find_resume, named, open_folder, save_start
+from plaudit.runs.replay import job_of
 from plaudit.runtime.coroutines import finished
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.settings import PLANNED
@@ -80,22 +79,20 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
             f"runtime.placement={settings.runtime.placement} is chosen from a profile of the machine: run `plaudit "
             f"{settings.method} RECIPE`, or give run() what plaudit.preflight.choice.chosen(settings) returns"
         )
-    record = open_record(settings)
-    if record is not None:
-        settings = replace(settings, threads=record.threads)
+    settings, make = job_of(settings)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     check_cluster(settings.runtime)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
     copies = records.copies_of(settings)
     with usual_torch(), open_folder(settings) as folder:
-        return _run(settings, Store(folder / records.CHECKPOINTS, copies), record, reporter, absent, hooks)
+        return _run(settings, Store(folder / records.CHECKPOINTS, copies), make, reporter, absent, hooks)
 
 
 def _run(
     settings: Settings,
     store: Store,
-    record: RecordedRun | None,
+    make: Callable[..., Job],
     reporter: Reporter,
     warnings: Iterable[str],
     hooks: Iterable[Hook],
@@ -118,7 +115,7 @@ def _run(
     reporter.say(f"to watch it: {_serving(folder)}\n  then open: {address_of_run(folder)}")
     with stops_for_caller(), reporter.last_words(), _last_page(folder):
         with stopped_at_once():
-            job = Job(settings, folder, store, resume, reporter, record=record)
+            job = make(settings, folder, store, resume, reporter)
             if resume is None:
                 save_start(folder, settings, job.data.report.json())
         with stop_signals(reporter.say) as stop, Executors(settings, reporter.say) as executors:

@@ -1,1 +1,1 @@
-"""Small tasks to try every method on; nothing of the engine imports them."""
+"""The demo's task, to try every method on; nothing of the engine imports it."""

@@ -17,8 +17,6 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from plaudit.types import Prompt
-
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
@@ -90,11 +88,11 @@ def load_gold(folder: Path | str) -> Gold:
 _loaded = lru_cache(maxsize=4)(load_gold)
 
 
-def gold_probability(prompt: Prompt, completion: str, *, folder: str) -> float:
+def gold_probability(prompt: str, completion: str, *, folder: str) -> float:
     """Reward: P(positive) of prompt and completion together, by the gold classifier in `folder`."""
-    return _loaded(folder).probability(prompt.text + completion)
+    return _loaded(folder).probability(prompt + completion)
 
 
-def gold_log_odds(prompt: Prompt, completion: str, *, folder: str) -> float:
+def gold_log_odds(prompt: str, completion: str, *, folder: str) -> float:
     """Reward: log-odds of positive of prompt and completion together, by the gold classifier in `folder`."""
-    return _loaded(folder).log_odds(prompt.text + completion)
+    return _loaded(folder).log_odds(prompt + completion)

@@ -3,9 +3,8 @@ import json
 from pathlib import Path
 
 import pytest
-
-from plaudit.tasks.polarity import Gold, load_gold
-from plaudit.tasks.reviews import ReviewsSize, label_answers, make_reviews, passages
+from polarity import Gold, load_gold
+from review_data import ReviewsSize, label_answers, make_reviews, passages
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from polarity import Gold, Sentence, train_gold
+
 from plaudit.data.byte_pairs import train_tokenizer
 from plaudit.data.write import write_rows
-from plaudit.tasks.polarity import Gold, Sentence, train_gold
 
 SHORTEST, LONGEST = 20, 45
 NOISE = 1.0

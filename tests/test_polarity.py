@@ -2,9 +2,7 @@ import random
 from pathlib import Path
 
 import pytest
-
-from plaudit.tasks.polarity import Gold, Sentence, gold_log_odds, gold_probability, load_gold, train_gold
-from plaudit.types import Prompt
+from polarity import Gold, Sentence, gold_log_odds, gold_probability, load_gold, train_gold
 
 GOOD = "moving funny warm clever lovely bright".split()
 BAD = "dull flat tedious clumsy stale tired".split()
@@ -50,7 +48,7 @@ def test_gold_as_a_reward(sentences: list[Sentence], tmp_path: Path) -> None:
     gold = train_gold(sentences[:300])
     assert gold.accuracy(sentences[300:]) > 0.95  # the made-up words are easy
     gold.save(tmp_path)
-    prompt, folder = Prompt(id="x:1", text="the film is", tokens=()), str(tmp_path)
+    prompt, folder = "the film is", str(tmp_path)
     good, bad = (gold_probability(prompt, text, folder=folder) for text in (" moving .", " dull ."))
     assert good > 0.6 > 0.4 > bad
     assert gold_log_odds(prompt, " moving .", folder=folder) > 0 > gold_log_odds(prompt, " dull .", folder=folder)
