@@ -161,10 +161,7 @@ LINES = {
     )
 }
 LINES |= {name: replace(LINES[name], cells=EVERY + WIDE) for name in ("sft", "dpo", "grpo", "gen-64-varied")}
-ASIDE = {
-    "start-help": "`plaudit --help` / `trl --help`",
-    "start-step": "command to first SFT step, tiny model",
-}
+ASIDE = {"start-help": "`plaudit --help` / `trl --help`", "start-step": "command to first SFT step, tiny model"}
 """Lines that measure one command after the other instead of contenders behind gates."""
 
 
