@@ -9,15 +9,15 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from contest import Contender, ContenderError
+from harness import PLAUDIT, ROOT, SOURCE
 from lines import ASIDE, TRL, Line, Row
-from measure import DEADLINE, ROOT, Setting, entry, task_of
+from measure import DEADLINE, Setting, entry, task_of
 
 TRIES = {"start-help": 5, "start-step": 3}
 """Measured tries, after one that warms the file cache."""
@@ -56,16 +56,19 @@ def figures(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def helps(setting: Setting) -> tuple[Timed, Timed]:
-    ours = [sys.executable, "-m", "plaudit.commands.cli", "--help"]
-    return (
-        lambda: whole(ours, setting, source=str(ROOT / "src")),
-        lambda: whole([str(ROOT / ".venv-trl" / "bin" / "trl"), "--help"], setting, source=""),
+    trl = str(ROOT / ".venv-trl" / "bin" / "trl")
+    return lambda: whole([*PLAUDIT, "--help"], setting, SOURCE), lambda: whole(
+        [trl, "--help"], setting, {"PYTHONPATH": ""}
     )
 
 
-def whole(command: Sequence[str], setting: Setting, *, source: str) -> float:
+def whole(command: Sequence[str], setting: Setting, source: dict[str, str]) -> float:
     """Seconds that a command takes in all."""
-    environment = {**os.environ, **setting.environment(), "PYTHONPATH": source}
+    environment = {
+        **os.environ,
+        **setting.environment(),
+        **(SOURCE if command[0] == PLAUDIT[0] else {"PYTHONPATH": ""}),
+    }
     began = time.perf_counter()
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE)
     return time.perf_counter() - began
@@ -86,12 +89,12 @@ def first_steps(setting: Setting, folder: Path) -> tuple[Timed, Timed]:
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     metrics = Path(task.output) / "run" / "metrics.jsonl"
-    command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(folder / "recipe.yaml")]
+    command = [*PLAUDIT, "sft", str(folder / "recipe.yaml")]
     start = entry(TRL, task, setting, folder)
 
     def ours() -> float:
         metrics.unlink(missing_ok=True)
-        environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
+        environment = {**os.environ, **setting.environment(), **SOURCE}
         began = time.perf_counter()
         with (folder / "plaudit.log").open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -63,11 +63,17 @@ def test_the_table_compares_the_times_to_the_mark() -> None:
     }
     lost = {"ours": Course({"gold": 50.0}, [(50.0, 0.7)]), "trl": Course(failure="it ended")}
     third = {"ours": Course({"gold": 100.0}, [(100.0, 0.61)]), "trl": Course({"gold": 250.0}, [(250.0, 0.6)])}
-    shown = table("grpo", [first, lost, third], 0.6, 2)
-    columns = {str(column.header): list(column.cells) for column in shown.columns}
-    assert columns["SFT done"] == ["20", "-", "-", "-", "-", "-", ""]
-    assert columns["gold reached"] == ["100", "350", "50", "-", "100", "250", ""]
-    assert columns["times as fast"] == ["", "3.50", "", "", "", "2.50", "3.00"]
+    assert table([first, lost, third]).splitlines() == [
+        "| seed | side | SFT done | gold reached | last gold | times as fast |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| 0 | ours | 20 | 100 | 0.61 |  |",
+        "| 0 | trl | - | 350 | 0.60 | 3.50 |",
+        "| 1 | ours | - | 50 | 0.70 |  |",
+        "| 1 | trl | - | - | - |  |",
+        "| 2 | ours | - | 100 | 0.61 |  |",
+        "| 2 | trl | - | 250 | 0.60 | 2.50 |",
+        "| mean |  |  |  |  | 3.00 |",
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)
