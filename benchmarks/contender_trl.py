@@ -31,29 +31,33 @@ class Steps(TrainerCallback):
         self.gate.passed(self.tokens())
 
 
+COMMON = {
+    "optim": "adamw_torch_fused",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": False,
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""What all of TRL's trainers are told, also in the race."""
+
+
 def arguments(task: Task) -> dict[str, Any]:
-    """What all of TRL's trainers are told."""
-    return {
+    return COMMON | {
         "output_dir": task.output,
         "max_steps": task.total_steps,
         "per_device_train_batch_size": task.rows,
         "learning_rate": task.learning_rate,
         "lr_scheduler_type": "constant",
-        "optim": "adamw_torch_fused",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
         "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "use_cpu": True,
         "bf16": task.precision == "bf16",
-        "gradient_checkpointing": False,
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
-        "save_strategy": "no",
-        "eval_strategy": "no",
         "logging_steps": task.steps,
-        "report_to": "none",
-        "disable_tqdm": True,
         "seed": 0,
     }
 

@@ -21,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from contest import watched
 from harness import PLAUDIT, ROOT, SOURCE, asked, keep
 from harness import table as markdown
 from measure import Setting
@@ -35,7 +37,6 @@ STAGES = {"sft": "SFT done", "reward": "reward model done", "gold": "gold reache
 RECIPE = ROOT / "src" / "plaudit" / "commands" / "demo.yaml"
 BOTH: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
 METHODS: tuple[str, ...] = tuple(BOTH["ours"])
-POLL = 0.2
 
 
 @dataclass
@@ -128,10 +129,6 @@ class Race:
     def data(self) -> Path:
         return self.folder / "ours" / f"seed{self.seed}" / "data"
 
-    def environment(self) -> dict[str, str]:
-        setting = Setting(self.folder, self.folder, self.options.threads, 0, False, "kept", "default", True)
-        return {**os.environ, **setting.environment(), **SOURCE}
-
     def ours(self) -> Course:
         """A pipeline as the demo's, watched through the files that every run leaves."""
         output, recipe = self.folder / "ours", self.folder / "recipe.yaml"
@@ -154,9 +151,7 @@ class Race:
             mark = self.options.mark
             return any(course.saw(seconds, step["reward/gold"], answers=answers, mark=mark) for step in steps.new())
 
-        command = [sys.executable, "-c", code]
-        course = watched(command, self.environment(), self.folder / "ours.log", look, self.options.limit)
-        return self._judged(course, runs / "dpo")
+        return self._run([sys.executable, "-c", code], "ours", look, runs / "dpo")
 
     def _trained(self, course: Course, seconds: float, run: Path) -> bool:
         log = run / "log.txt"
@@ -181,12 +176,16 @@ class Race:
                     return True
             return "trained" in course.ends
 
-        command = [str(python), script, *arguments]
-        course = watched(command, self.environment(), self.folder / "trl.log", look, self.options.limit)
-        return self._judged(course, output / "dpo")
+        return self._run([str(python), script, *arguments], "trl", look, output / "dpo")
 
-    def _judged(self, course: Course, policy: Path) -> Course:
-        """Add the gold of a DPO policy's answers to held-out prompts, after its time."""
+    def _run(self, command: list[str], side: str, look: Callable[[Course, float], bool], policy: Path) -> Course:
+        """A side until it passes the mark, ends, or has lost. A DPO policy's gold is that of answers to held-out
+        prompts, which are drawn after its time."""
+        setting = Setting(self.folder, self.folder, self.options.threads, 0, False, "kept", "default", True)
+        course, log = Course(), self.folder / f"{side}.log"
+        course.failure = watched(
+            command, setting.environment() | SOURCE, log, partial(look, course), self.options.limit
+        )
         if "trained" in course.ends:
             course.gold.append((course.ends["trained"], held_out(policy, self.data, policy.parent / "gold")))
         return course
@@ -233,29 +232,6 @@ class Tail:
             while (line := file.readline()).endswith("\n"):
                 self.place = file.tell()
                 yield json.loads(line)
-
-
-def watched(
-    command: list[str], environment: dict[str, str], log: Path, look: Callable[[Course, float], bool], limit: float
-) -> Course:
-    """Run a side until it passes the mark, ends, or has lost."""
-    course, began = Course(), time.perf_counter()
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        while time.perf_counter() - began < limit:
-            over = process.poll() is not None
-            if look(course, time.perf_counter() - began):
-                return course
-            if over:
-                course.failure = f"it ended (status {process.returncode}) before the mark; its output is in {log}"
-                return course
-            time.sleep(POLL)
-        course.failure = f"it did not pass the mark in {limit:.0f} s"
-        return course
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":
