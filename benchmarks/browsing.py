@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import PLAUDIT, asked, show
+from harness import KEPT, PLAUDIT, asked, show
 
 PROMPTS, SAMPLES = 16, 4
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in ("", "n", "rt", "lo", "sk")]
@@ -122,7 +122,7 @@ def measure(address: str, run: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    options = asked(__doc__, folder=Path, answers=1_000_000)
+    options = asked(__doc__, folder=Path, answers=1_000_000, json=KEPT)
     name = f"answers-{options.answers}"
     if not (options.folder / name).exists():
         make(options.folder / name, options.answers)

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from harness import asked, show
+from harness import KEPT, asked, show
 
 from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
@@ -220,6 +220,7 @@ def main() -> None:
         requests=100_000,
         lengths=([100, 1000, 8000], "tokens of an answer"),
         only=["samples", "choice"],
+        json=KEPT,
     )
     asyncio.run(measured(options))
 
@@ -227,13 +228,14 @@ def main() -> None:
 async def measured(options: Any) -> None:
     runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
+    other = options.json.with_suffix(".choice.json") if options.json.name else None
     try:
         if "samples" in options.only:
             show(
                 [row async for row in of_samples(runtime, options)], title="samples, tokens a second", kept=options.json
             )
         if "choice" in options.only:
-            show([row async for row in of_choice(runtime, options)], title="choice and heartbeats")
+            show([row async for row in of_choice(runtime, options)], title="choice and heartbeats", kept=other)
     finally:
         runtime.close()
 

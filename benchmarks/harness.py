@@ -24,17 +24,18 @@ ROOT = HERE.parent
 PLAUDIT = [sys.executable, "-m", "plaudit.commands.cli"]
 SOURCE = {"PYTHONPATH": str(ROOT / "src")}
 """Environment of processes that run ours."""
+KEPT = Path(), "a JSON file for the rows, with machine and date"
 
 
 def asked(about: str | None, given: Sequence[str] | None = None, **flags: Any) -> argparse.Namespace:
     """Read the command line, `given` or the process's own, by flags and their defaults.
 
     A default is a value, or a value and a line of help. False makes a switch. A list takes several values of its
-    entries' type, of strings only those that it has. A type makes a required word without a dash. Every benchmark has
-    `--json FILE`.
+    entries' type, of strings only those that it has. A type makes a required word without a dash. `json=KEPT` names the
+    file in which `show` keeps its rows.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (flags | {"json": (Path(), "keep the rows there, with machine and date")}).items():
+    for name, value in flags.items():
         default, help_text = value if isinstance(value, tuple) else (value, None)
         flag = f"--{name.replace('_', '-')}"
         if isinstance(default, type):

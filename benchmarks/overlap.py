@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import asked, show
+from harness import KEPT, asked, show
 
 from plaudit.algorithms.grpo import GRPO
 from plaudit.data.cursor import Cursor
@@ -246,7 +246,7 @@ def outcomes(options: Any, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     samples = Path(), "a run's samples.jsonl, for the lengths of its answers"
-    options = asked(__doc__, workers=[8, 32, 128, 512], lags=[0, 1, 2, 4], samples=samples)
+    options = asked(__doc__, workers=[8, 32, 128, 512], lags=[0, 1, 2, 4], samples=samples, json=KEPT)
     lengths = read_lengths(options.samples)
     title = f"{SLOTS} slots a worker, mean length {mean(lengths):.0f}, longest {max(lengths)}"
     show(outcomes(options, lengths), title=title, kept=options.json)

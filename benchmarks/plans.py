@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import PLAUDIT, asked, show
+from harness import KEPT, PLAUDIT, asked, show
 
 STEPS = 4
 WORKER = b"ray::Host"
@@ -142,7 +142,7 @@ def cases(folder: Path, methods: Sequence[str], wanted: Sequence[str]) -> Iterat
 
 
 def main() -> None:
-    options = asked(__doc__, folder=Path, methods=[*METHODS], cases=[name for name, _ in CASES])
+    options = asked(__doc__, folder=Path, methods=[*METHODS], cases=[name for name, _ in CASES], json=KEPT)
     folder = options.folder.absolute()
     prepared(folder)
     found = show(cases(folder, options.methods, options.cases), kept=options.json)

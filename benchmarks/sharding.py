@@ -5,8 +5,8 @@ the layers. Prints a table.
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `kept`, those that a pass
 keeps for its backward pass; `peak` is how far its resident memory rose over two steps above what the process had before
-there was a model; `bubble` is the share of time in which stages of a pipeline wait. Left out: speed,
-which two processes of one machine say nothing of.
+there was a model; `bubble` is the share of time in which stages of a pipeline wait. Left out: speed, which processes of
+one machine say nothing of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from harness import asked, forget_peak, in_ranks, resident, show
+from harness import KEPT, asked, forget_peak, in_ranks, resident, show
 from torch import Tensor
 
 from plaudit.algorithms.sft import SFT
@@ -151,7 +151,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     inside = {"mode": "", "address": "", "rank": (-1, "of a process that this one starts")}
-    options = asked(__doc__, width=512, layers=8, tokens=1024, passes=1, only=[*MODES], **inside)
+    options = asked(__doc__, width=512, layers=8, tokens=1024, passes=1, only=[*MODES], json=KEPT, **inside)
     torch.set_num_threads(1)
     if options.rank >= 0:
         print(json.dumps(measure(options.mode, options)))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import asked, show
+from harness import KEPT, asked, show
 from torch import Tensor
 
 from plaudit.rollout.accepted import Accepted, check_held
@@ -161,6 +161,7 @@ def main() -> None:
         workers=([1, 4], "rollout workers that take them"),
         ranks=(1, "ranks that have parts of the weights"),
         repeats=7,
+        json=KEPT,
     )
     torch.set_num_threads(1)
     cases = itertools.product(options.mb, options.workers, [options.ranks])
