@@ -100,7 +100,7 @@ results: $(STAMP) ## Re-make docs/results.md over three seeds; REVIEWS=FOLDER ad
 bench: $(STAMP) ## Measure speed and memory beside the peers and the floor; ARGS="--quick" for a look
 	@$(BIN)/python benchmarks/bench.py $(ARGS)
 
-bench-peers: $(STAMP) ## Create the peers' environments: TRL, its last version with PPO, vLLM, DeepSpeed
+bench-peers: $(STAMP) ## Create the peers' environments: TRL, its last version with PPO, vLLM
 	@PYTHON=$(PYTHON) benchmarks/setup_peers.sh $(ARGS)
 
 race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL's trainers

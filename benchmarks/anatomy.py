@@ -9,45 +9,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from harness import table
+
 KINDS: dict[str, tuple[str, ...]] = {
-    "matrix products": (
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::baddbmm",
-        "aten::mv",
-        "linear",
-        "onednn",
-        "mkldnn",
-    ),
-    "decoding steps": ("plaudit::step",),
-    "attention": ("scaled_dot_product", "flash_attention", "plaudit::attend", "plaudit::decode", "plaudit::write"),
-    "optimizer": ("adam", "_foreach_", "_fused_", "Optimizer.step", "clip_grad", "linalg_vector_norm"),
-    "sampling": ("cumsum", "multinomial", "exponential_", "topk", "sort", "searchsorted", "argmax", "isin"),
-    "softmax and log-probs": ("softmax", "logsumexp", "nll_loss", "log_sigmoid", "gather", "scatter"),
-    "norms": ("layer_norm", "rms_norm", "rsqrt", "aten::mean", "aten::pow"),
-    "activations and other arithmetic": (
-        *(
-            "gelu",
-            "silu",
-            "swiglu",
-            "rotate",
-            "tanh",
-            "sigmoid",
-            "aten::mul",
-            "aten::add",
-            "aten::sub",
-            "aten::div",
-            "aten::neg",
-            "aten::exp",
-        ),
-        *("aten::sum", "aten::where", "aten::clamp", "aten::sqrt", "aten::max", "aten::min", "aten::log"),
-    ),
-    "copies and indexing": (
-        *("copy_", "index", "aten::cat", "embedding", "aten::fill_", "aten::zero_", "contiguous", "aten::stack"),
-        "plaudit::pack",
-        *("empty", "resize", "clone", "_to_copy", "item", "local_scalar", "narrow", "split", "select", "slice"),
-    ),
+    kind: tuple(parts.split())
+    for kind, parts in {
+        "matrix products": "aten::mm aten::addmm aten::bmm aten::baddbmm aten::mv linear onednn mkldnn",
+        "decoding steps": "plaudit::step",
+        "attention": "scaled_dot_product flash_attention plaudit::attend plaudit::decode plaudit::write",
+        "optimizer": "adam _foreach_ _fused_ Optimizer.step clip_grad linalg_vector_norm",
+        "sampling": "cumsum multinomial exponential_ topk sort searchsorted argmax isin",
+        "softmax and log-probs": "softmax logsumexp nll_loss log_sigmoid gather scatter",
+        "norms": "layer_norm rms_norm rsqrt aten::mean aten::pow",
+        "activations and other arithmetic": "gelu silu swiglu rotate tanh sigmoid aten::mul aten::add aten::sub "
+        "aten::div aten::neg aten::exp aten::sum aten::where aten::clamp aten::sqrt aten::max aten::min aten::log",
+        "copies and indexing": "copy_ index aten::cat embedding aten::fill_ aten::zero_ contiguous aten::stack "
+        "plaudit::pack empty resize clone _to_copy item local_scalar narrow split select slice",
+    }.items()
 }
 """Kind of work -> parts of operators' names; the first kind that fits takes the operator."""
 OTHER = "Python and other"
@@ -113,8 +91,8 @@ def text_of(name: str, found: dict[str, Any]) -> str:
 def table_of(profiles: dict[str, dict[str, Any]]) -> str:
     """Shares of several profiles, a line each, as Markdown."""
     kinds = [*KINDS, OTHER]
-    lines = ["| line | " + " | ".join(kinds) + " |", "|---|" + "---:|" * len(kinds)]
-    for name, found in profiles.items():
-        shares = [f"{found['kinds'].get(kind, 0.0) / found['seconds']:.0%}" for kind in kinds]
-        lines.append(f"| {name} | " + " | ".join(shares) + " |")
-    return "\n".join([*lines, ""])
+    shares = (
+        [name, *(f"{found['kinds'].get(kind, 0.0) / found['seconds']:.0%}" for kind in kinds)]
+        for name, found in profiles.items()
+    )
+    return table(["line", *kinds], shares) + "\n"

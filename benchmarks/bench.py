@@ -9,24 +9,20 @@ tokens are counted. Left out: GPUs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from anatomy import table_of, text_of
 from contest import ContenderError
+from harness import HERE, ROOT, SOURCE, about, keep, versions
 from lines import ASIDE, LINES, SMALL, Row, chosen, rows
-from measure import HERE, ROOT, Machine, Setting, measure, profile
-from report import PAGE, PROFILE_BEGIN, PROFILE_END, publish, put, show
-from rich.console import Console
+from measure import Machine, Setting, measure, profile
+from report import PAGE, PROFILE_BEGIN, PROFILE_END, markdown, publish, put
 from start import measure_start
 from task import MODELS, PRECISIONS
 from workload import made
@@ -45,27 +41,26 @@ def main() -> None:
         wait=options.wait,
         peers=not options.alone,
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     extent = "quick" if options.quick else "full" if options.full else "usual"
     wanted = list(rows(options.lines, options.models, options.precision, extent=extent))
     aside = [name for name in options.lines if name in ASIDE]
     setting.folder.mkdir(parents=True)
     models = {row.model for row in wanted} | ({"tiny"} if "start-step" in aside else set())
-    prepare(sorted(models), setting, console)
+    prepare(sorted(models), setting)
     if options.profile:
-        profiles = explain(wanted, setting, console)
+        profiles = explain(wanted, setting)
         if options.publish:
             put(PROFILE_BEGIN, table_of(profiles), PROFILE_END)
-            console.print(f"written: {PAGE}", markup=False)
+            print(f"written: {PAGE}", flush=True)
         return
-    result = run(wanted, aside, setting, console)
-    show(result, console)
+    result = run(wanted, aside, setting)
+    print(markdown(result))
     if options.publish:
         for path in publish(result):
-            console.print(f"written: {path}", markup=False)
+            print(f"written: {path}", flush=True)
     for output in setting.folder.glob("**/output"):
         shutil.rmtree(output)
-    console.print(f"every figure: {setting.folder / 'result.json'}", markup=False)
+    print(f"every figure: {setting.folder / 'result.json'}", flush=True)
     if any("missing" in record["ours"] for record in result["records"]):
         sys.exit(1)
 
@@ -111,16 +106,16 @@ def split(given: str) -> list[str]:
     return given.replace(",", " ").split()
 
 
-def prepare(models: list[str], setting: Setting, console: Console) -> None:
+def prepare(models: list[str], setting: Setting) -> None:
     """Data and weights; those of an earlier run are used again."""
     if made(setting.workload, models):
         return
-    console.print(f"making texts and weights in {setting.workload}, once", markup=False)
+    print(f"making texts and weights in {setting.workload}, once", flush=True)
     log = setting.folder / "workload.log"
     with log.open("w") as output:
         done = subprocess.run(
             [sys.executable, str(HERE / "workload.py"), str(setting.workload), str(setting.threads), *models],
-            env={**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, **setting.environment(), **SOURCE},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -128,29 +123,29 @@ def prepare(models: list[str], setting: Setting, console: Console) -> None:
         sys.exit(f"the workload could not be made; see {log}")
 
 
-def run(wanted: list[Row], aside: list[str], setting: Setting, console: Console) -> dict[str, Any]:
+def run(wanted: list[Row], aside: list[str], setting: Setting) -> dict[str, Any]:
     """Every row, one after the other; what is known is written after each."""
-    began, load = time.perf_counter(), os.getloadavg()[0]
+    began, before = time.perf_counter(), about()
     machine = Machine(setting)
     result: dict[str, Any] = {"note": "", "peaks": {}, "records": []}
     try:
         machine.ask({row.precision for row in wanted})
         steps = [*((row.key, row) for row in wanted), *((name, None) for name in aside)]
         for name, row in steps:
-            console.print(f"[{time.perf_counter() - began:5.0f} s] {name}", markup=False)
+            print(f"[{time.perf_counter() - began:5.0f} s] {name}", flush=True)
             record = measure_start(name, setting) if row is None else measure(row, setting)
             if row is not None:
                 machine.ask([row.precision])
             result["records"].append(record)
             result["peaks"] = {name: vars(peak) for name, peak in machine.best.items()}
-            result["note"] = note(setting, result["peaks"], seconds=time.perf_counter() - began, load=load)
-            (setting.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+            result["note"] = note(setting, result["peaks"], seconds=time.perf_counter() - began, before=before)
+            keep(setting.folder / "result.json", result)
     finally:
         machine.close()
     return result
 
 
-def note(setting: Setting, peaks: dict[str, Any], *, seconds: float, load: float) -> str:
+def note(setting: Setting, peaks: dict[str, Any], *, seconds: float, before: str) -> str:
     """The paragraph under the table."""
     best = "; ".join(
         f"best {precision} matrix product {peak['flops'] / 1e9:,.0f} GFLOP/s (laid out for oneDNN "
@@ -158,31 +153,23 @@ def note(setting: Setting, peaks: dict[str, Any], *, seconds: float, load: float
         for precision, peak in peaks.items()
     )
     return (
-        f"{time.strftime('%Y-%m-%d')}, {processor()}, {len(os.sched_getaffinity(0))} cores, load {load:.1f} before; "
-        f"{best}; torch {version('torch')}, transformers {version('transformers')}; glibc memory {setting.malloc}, "
+        f"{before}; {best}; {', '.join(' '.join(pair) for pair in versions().items())}; glibc memory {setting.malloc}, "
         f"OpenMP waits {setting.wait.lower()}; medians of {setting.repeats} segments after a warm-up, sides in turn; "
         f"{seconds:.0f} s in all."
     )
 
 
-def processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def explain(wanted: list[Row], setting: Setting, console: Console) -> dict[str, Any]:
+def explain(wanted: list[Row], setting: Setting) -> dict[str, Any]:
     """Profiles instead of the table."""
     profiles: dict[str, Any] = {}
     for row in wanted:
         try:
             profiles[row.key] = profile(row, setting)
         except ContenderError as error:
-            console.print(f"{row.key}: {error}", markup=False)
+            print(f"{row.key}: {error}", flush=True)
             continue
-        console.print(text_of(row.key, profiles[row.key]), markup=False)
-    (setting.folder / "profiles.json").write_text(json.dumps(profiles, indent=1) + "\n")
+        print(text_of(row.key, profiles[row.key]), flush=True)
+    keep(setting.folder / "profiles.json", profiles)
     return profiles
 
 

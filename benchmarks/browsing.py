@@ -3,18 +3,16 @@
     python benchmarks/browsing.py FOLDER [--answers 1000000]
 
 Makes the run in FOLDER if it is not there, starts the server with an empty cache, and asks it as a browser
-does: first while the index is being made, then with the whole index. Prints seconds.
+does: first while the index is being made, then with the whole index. The table has seconds, and answers found.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.parse
@@ -22,6 +20,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from harness import KEPT, PLAUDIT, asked, show
 
 PROMPTS, SAMPLES = 16, 4
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in ("", "n", "rt", "lo", "sk")]
@@ -87,7 +87,7 @@ def seconds(address: str, what: str, **given: object) -> tuple[float, Any]:
 
 
 def served(folder: Path, cache: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "plaudit.commands.cli", "monitor", str(folder), "--serve", "--port", "0"]
+    command = [*PLAUDIT, "monitor", str(folder), "--serve", "--port", "0"]
     environment = {**os.environ, "PLAUDIT_CACHE": cache}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
@@ -97,38 +97,38 @@ def served(folder: Path, cache: str) -> Iterator[str]:
         server.terminate()
 
 
-def measure(address: str, run: str) -> None:
+def measure(address: str, run: str) -> Iterator[dict[str, Any]]:
     _, steps = seconds(address, "steps", run=run)
-    print(f"{'first view, nothing indexed':40}{_first(address, run, steps['step'][-1]):8.2f} s")
+
+    def first() -> float:
+        return sum(seconds(address, what, run=run, step=steps["step"][-1])[0] for what in FIRST)
+
+    def row(what: str, took: float, found: str = "") -> dict[str, Any]:
+        return {"what": what, "seconds": f"{took:.2f}", "found": found}
+
+    yield row("first view, nothing indexed", first())
     begun = time.perf_counter()
     slowest, found = 0.0, {"indexed": 0.0}
     while found["indexed"] < 1:
         took, found = seconds(address, "answers", run=run, words="the")
         slowest = max(slowest, took)
         time.sleep(0.5)
-    print(f"{'index made in':40}{time.perf_counter() - begun:8.1f} s")
-    print(f"{'slowest search meanwhile':40}{slowest:8.2f} s")
-    print(f"{'first view, indexed':40}{_first(address, run, steps['step'][-1]):8.2f} s")
+    yield row("index made in", time.perf_counter() - begun)
+    yield row("slowest search meanwhile", slowest)
+    yield row("first view, indexed", first())
     for name, given in ASKED.items():
         took, found = seconds(address, "answers", run=run, **given)
-        print(f"{name:40}{took:8.2f} s   {found['total']:,} found")
-
-
-def _first(address: str, run: str, step: int) -> float:
-    return sum(seconds(address, what, run=run, step=step)[0] for what in FIRST)
+        yield row(name, took, f"{found['total']:,}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--answers", type=int, default=1_000_000)
-    asked = parser.parse_args()
-    name = f"answers-{asked.answers}"
-    if not (asked.folder / name).exists():
-        make(asked.folder / name, asked.answers)
+    options = asked(__doc__, folder=Path, answers=1_000_000, json=KEPT)
+    name = f"answers-{options.answers}"
+    if not (options.folder / name).exists():
+        make(options.folder / name, options.answers)
     with tempfile.TemporaryDirectory() as cache:
-        for address in served(asked.folder, cache):
-            measure(address, name)
+        for address in served(options.folder, cache):
+            show(measure(address, name), kept=options.json)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from anatomy import Tracer
 from gate import Gate
-from task import Task, read_rows
+from harness import versions
+from task import Task, begin, read_rows
 
 from plaudit import SettingsError, __version__, load_settings, run
 from plaudit.loop.progress import Moment
@@ -26,6 +25,8 @@ from plaudit.models.load import load_model, load_tokenizer
 from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.rollouter import completion_seed
 from plaudit.types import Completion, Sampling, Stats
+
+VERSIONS = {"plaudit": __version__, **versions()}
 
 
 class Counted:
@@ -83,7 +84,7 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
         gate.refuse(str(error))
     counted = Counted(gate, tracer)
     run(loaded, hooks=[counted])
-    gate.finish(figures=counted.figures(task.method), versions=versions(), profile=tracer.result)
+    gate.finish(figures=counted.figures(task.method), versions=VERSIONS, profile=tracer.result)
 
 
 def in_precision(task: Task) -> dict[str, Any]:
@@ -119,7 +120,8 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
     asked = [tuple(tokenizer(row["prompt"])["input_ids"]) for row in read_rows(task.data)]
     engine = NativeEngine(model, tokenizer, slots=task.rows, ends=())
     temperature = 0.0 if task.greedy else 1.0
-    plans = [[Sampling(max_tokens=n, temperature=temperature) for n in part] for part in parts(task)]
+    lengths = iter(task.lengths())  # prompt by prompt
+    plans = [[Sampling(max_tokens=next(lengths), temperature=temperature) for _ in range(task.samples)] for _ in asked]
 
     async def answer_all(number: int) -> list[Completion]:
         async with asyncio.TaskGroup() as tasks:
@@ -136,13 +138,7 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
         gate.passed(sum(len(answer.tokens) for answer in answers))
         tracer.begin(number + 1)
     tokens = [list(answer.tokens) for answer in answers] if task.greedy else []
-    gate.finish(figures=decoding(task, asked), tokens=tokens, versions=versions(), profile=tracer.result)
-
-
-def parts(task: Task) -> list[list[int]]:
-    """Lengths of the answers, prompt by prompt."""
-    lengths = task.lengths()
-    return [lengths[start : start + task.samples] for start in range(0, len(lengths), task.samples)]
+    gate.finish(figures=decoding(task, asked), tokens=tokens, versions=VERSIONS, profile=tracer.result)
 
 
 def decoding(task: Task, asked: list[tuple[int, ...]]) -> dict[str, float]:
@@ -154,14 +150,8 @@ def decoding(task: Task, asked: list[tuple[int, ...]]) -> dict[str, float]:
     return {"prompt_tokens": computed / new, "context": looked_at / new, "batch": task.rows, "length": new / task.rows}
 
 
-def versions() -> dict[str, str]:
-    return {"plaudit": __version__, "torch": version("torch"), "transformers": version("transformers")}
-
-
 def main() -> None:
-    task = Task.read(sys.argv[1])
-    gate = Gate(steps=task.steps, repeats=task.repeats)
-    torch.set_num_threads(task.threads)
+    task, gate = begin()
     tracer = Tracer(task.steps) if task.profile else Tracer(0)
     act: Callable[[Task, Gate, Tracer], None] = generate if task.method == "generate" else train
     act(task, gate, tracer)

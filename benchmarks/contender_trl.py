@@ -1,25 +1,23 @@
-"""TRL as a contender: `contender_trl.py TASK` runs SFT, reward model, DPO, GRPO, RLOO or online DPO.
+"""TRL as a contender: `contender_trl.py TASK` runs SFT, reward model, DPO, GRPO, RLOO, online DPO or PPO.
 
 Settings are TRL's best on a CPU: no gradient checkpointing (its default has it), fused AdamW, no workers, no saving,
 figures logged once a segment; float32 throughout (its default is bf16), or its bf16 (autocast over float32 weights).
-Packing stays off: without flash attention it builds a full mask over long rows. The peers' environments hold no
-Plaudit; this file imports `gate` and `task` alone.
+Packing stays off: without flash attention it builds a full mask over long rows. PPO is that of the last TRL that has
+one, in an environment of its own. The peers' environments hold no Plaudit; this file imports `harness` and `task`.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from datasets import Dataset
 from gate import Gate
-from task import Task, read_rows, richness
+from harness import versions
+from task import Task, begin, read_rows, richness
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 
@@ -33,29 +31,33 @@ class Steps(TrainerCallback):
         self.gate.passed(self.tokens())
 
 
+COMMON = {
+    "optim": "adamw_torch_fused",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": False,
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""What all of TRL's trainers are told, also in the race."""
+
+
 def arguments(task: Task) -> dict[str, Any]:
-    """What all of TRL's trainers are told."""
-    return {
+    return COMMON | {
         "output_dir": task.output,
         "max_steps": task.total_steps,
         "per_device_train_batch_size": task.rows,
         "learning_rate": task.learning_rate,
         "lr_scheduler_type": "constant",
-        "optim": "adamw_torch_fused",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
         "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "use_cpu": True,
         "bf16": task.precision == "bf16",
-        "gradient_checkpointing": False,
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
-        "save_strategy": "no",
-        "eval_strategy": "no",
         "logging_steps": task.steps,
-        "report_to": "none",
-        "disable_tqdm": True,
         "seed": 0,
     }
 
@@ -100,7 +102,7 @@ def offline(task: Task, gate: Gate) -> None:
 
     trainer.data_collator = counted
     trainer.train()
-    gate.finish(figures={"loss": logged(trainer, "loss")[-1]}, versions=versions())
+    gate.finish(figures={"loss": logged(trainer, "loss")[-1]}, versions=versions("trl"))
 
 
 def groups(task: Task, gate: Gate) -> None:
@@ -135,7 +137,7 @@ def groups(task: Task, gate: Gate) -> None:
         "reward": statistics.fmean(logged(trainer, "reward")),
         "length": statistics.fmean(logged(trainer, "completions/mean_length")),
     }
-    gate.finish(figures=figures, versions=versions())
+    gate.finish(figures=figures, versions=versions("trl"))
 
 
 def online_dpo(task: Task, gate: Gate) -> None:
@@ -169,7 +171,7 @@ def online_dpo(task: Task, gate: Gate) -> None:
     )
     trainer.train()
     figures = {"reward": statistics.fmean(rewards), "length": statistics.fmean(lengths)}
-    gate.finish(figures=figures, versions=versions())
+    gate.finish(figures=figures, versions=versions("trl"))
 
 
 def logged(trainer: Any, name: str) -> list[float]:
@@ -177,16 +179,58 @@ def logged(trainer: Any, name: str) -> list[float]:
     return [float(record[name]) for record in trainer.state.log_history if name in record]
 
 
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("trl", "torch", "transformers")}
+class Asked:
+    """Tokens that PPO's reward model is asked about: prompts and answers up to their end token, without padding."""
+
+    def __init__(self, model: Any):
+        self.count = 0
+        backbone = getattr(model, model.base_model_prefix)
+        backbone.register_forward_pre_hook(self.see, with_kwargs=True)
+
+    def see(self, module: Any, positional: Any, named: dict[str, Any]) -> None:
+        self.count += int(named["attention_mask"].sum())
+
+    def taken(self) -> int:
+        """The count since it was last taken."""
+        count, self.count = self.count, 0
+        return count
+
+
+def ppo(task: Task, gate: Gate) -> None:
+    """PPO takes four models, and always samples to the full length and cuts afterwards."""
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(task.path("policy"), padding_side="left")
+    prompts = [{"input_ids": tokenizer(row["prompt"])["input_ids"]} for row in read_rows(task.data)]
+    config = PPOConfig(
+        **{key: value for key, value in arguments(task).items() if key != "max_steps"},
+        total_episodes=gate.total * task.rows,
+        num_ppo_epochs=task.epochs,
+        num_mini_batches=1,
+        response_length=task.max_new_tokens,
+        stop_token="eos",
+        temperature=1.0,
+        num_sample_generations=0,
+    )
+    judge = scalar_model(task)
+    trainer = PPOTrainer(
+        args=config,
+        processing_class=tokenizer,
+        model=language_model(task),
+        ref_model=language_model(task),
+        reward_model=judge,
+        value_model=scalar_model(task),
+        train_dataset=Dataset.from_list(prompts),
+        callbacks=[Steps(gate, Asked(judge).taken)],
+    )
+    trainer.train()
+    # No reward to compare: TRL's judge reads an unfinished answer as it stands, Plaudit's with an end token behind it.
+    gate.finish(figures={}, versions=versions("trl"))
 
 
 def main() -> None:
-    task = Task.read(sys.argv[1])
-    os.chdir(task.output)  # nothing of TRL's lands elsewhere
-    gate = Gate(steps=task.steps, repeats=task.repeats)
-    torch.set_num_threads(task.threads)
-    {"grpo": groups, "rloo": groups, "online-dpo": online_dpo}.get(task.method, offline)(task, gate)
+    task, gate = begin()
+    {"grpo": groups, "rloo": groups, "online-dpo": online_dpo, "ppo": ppo}.get(task.method, offline)(task, gate)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+POLL = 0.02
+"""Seconds between two looks at the files of a process that knows no gate."""
+
 
 class ContenderError(RuntimeError):
     """A contender refused, ended, or went silent, before it had done its part."""
@@ -168,3 +171,27 @@ def contest(entries: Sequence[Entry], *, steps: Sequence[int], repeats: int) -> 
         for contender in running.values():
             contender.stop()
     return outcome
+
+
+def watched(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, look: Callable[[float], bool], limit: float
+) -> str:
+    """Run a process that knows no gate until `look` at its files, with the seconds since its start, is content.
+
+    Return "", or why it was not: the process ended, or the limit of seconds was over. It runs no longer.
+    """
+    began = time.perf_counter()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
+    try:
+        while time.perf_counter() - began < limit:
+            over = process.poll() is not None
+            if look(time.perf_counter() - began):
+                return ""
+            if over:
+                return f"it ended (status {process.returncode}) before the mark; its output is in {log}"
+            time.sleep(POLL)
+        return f"it did not pass the mark in {limit:.0f} s"
+    finally:
+        process.kill()
+        process.wait()

@@ -5,8 +5,6 @@
     samples     GRPO's groups from workers through rows, batch and      tokens a second of one core of the driver
                 credit to 8 ranks, all by real calls of Ray, and the
                 step's record of answers (log.samples_megabytes)
-    ways        a group's numbers through the driver, or by reference   microseconds of the driver a group
-                straight from the worker to the rank
 
 The workers are made up, but for one process that answers for all, so that messages are real. Nodes have 8 workers; a
 line `each asked` puts each worker on a node of its own, as if nobody could vouch for another. Needs ray.
@@ -14,22 +12,19 @@ line `each asked` puts each worker on a node of its own, as if nobody could vouc
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ray
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import KEPT, asked, show
 
 from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
@@ -55,7 +50,6 @@ from plaudit.runtime.supervisor import Supervisor
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 from plaudit.types.distant import LARGE, apart
 
-SIZES = (64, 512, 4096)
 A_NODE = 8
 STEPS = 40
 """Timed ones: enough that the longest answers are recorded too, one group in about twenty steps."""
@@ -218,82 +212,49 @@ async def samples(
     return tokens / taken, tokens / clock
 
 
-class Holder:
-    """Has a group's numbers, and gives them or a reference to them; or takes those of many groups."""
-
-    def __init__(self, size: int):
-        self.numbers = bytes(size)
-
-    def give(self) -> bytes:
-        return self.numbers[:-1] + b"1"  # a copy, as answers are
-
-    def tell(self) -> list[Any]:
-        return [ray.put(self.give())]
-
-    def take(self, groups: Sequence[Any]) -> int:
-        return sum(map(len, (one if isinstance(one, bytes) else ray.get(one[0]) for one in groups)))
-
-
-async def ways(length: int, groups: int) -> list[float]:
-    """Microseconds of the driver for a group of 8 answers whose numbers pass it, and for one that is only named."""
-    give, take = (ray.remote(Holder).options(num_cpus=0.5).remote(12 * 8 * length) for _ in range(2))  # type: ignore[attr-defined]
-    found = []
-    for ask in (give.give, give.tell):
-        for count in (64, groups):
-            begun = time.process_time()
-            for first in range(0, count, 64):
-                answers = await asyncio.gather(*(ask.remote() for _ in range(first, min(first + 64, count))))
-                assert await take.take.remote(answers) == 12 * 8 * length * len(answers)
-            taken = time.process_time() - begun
-        found.append(1e6 * taken / groups)
-    ray.kill(give)
-    ray.kill(take)
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--seconds", type=float, default=20.0, help="of heartbeats that are counted")
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[100, 1000, 8000], help="tokens of an answer")
-    parser.add_argument("--only", choices=("samples", "ways"))
-    options = parser.parse_args()
-    Console(width=100).print(f"Ray {ray.__version__}", asyncio.run(measured(options)))
+    options = asked(
+        __doc__,
+        sizes=[64, 512, 4096],
+        seconds=(20.0, "of heartbeats that are counted"),
+        requests=100_000,
+        lengths=([100, 1000, 8000], "tokens of an answer"),
+        only=["samples", "choice"],
+        json=KEPT,
+    )
+    asyncio.run(measured(options))
 
 
-async def measured(options: argparse.Namespace) -> Table:
-    table = Table("workers", "choice, us a request", "heartbeats, each asked", "heartbeats, 8 a node")
+async def measured(options: Any) -> None:
     runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
+    other = options.json.with_suffix(".choice.json") if options.json.name else None
     try:
-        if options.only != "samples":
-            paths = Table(
-                "tokens of an answer", "through the driver, us", "by reference, us", title="a group's numbers"
+        if "samples" in options.only:
+            show(
+                [row async for row in of_samples(runtime, options)], title="samples, tokens a second", kept=options.json
             )
-            for length in options.lengths:
-                paths.add_row(f"{length:,}", *(f"{one:,.0f}" for one in await ways(length, groups=2048)))
-            if options.only == "ways":
-                return paths
-            Console(width=100).print(paths)
-        found = Table(
-            "tokens of an answer", "workers", "numbers", "tokens a second of CPU", "of the clock", title="samples"
-        )
-        ways_of = {"through the driver": None, "stay if large": LARGE}
-        for length, count, (way, stay) in itertools.product(options.lengths, options.sizes, ways_of.items()):
-            prompts = max(16, 64_000 // length)
-            fast, clock = await samples(runtime, count, length, prompts=prompts, steps=STEPS, stay=stay)
-            found.add_row(f"{length:,}", f"{count:,}", way, f"{fast:,.0f}", f"{clock:,.0f}")
-        if options.only == "samples":
-            return found
-        Console(width=100).print(found)
-        for count in options.sizes:
-            chosen = await choice(count, options.requests)
-            each, together = [await heartbeats(runtime, count, a_node, options.seconds) for a_node in (1, A_NODE)]
-            table.add_row(f"{count:,}", f"{chosen:.1f}", f"{each:.1%}", f"{together:.1%}")
+        if "choice" in options.only:
+            show([row async for row in of_choice(runtime, options)], title="choice and heartbeats", kept=other)
     finally:
         runtime.close()
-    return table
+
+
+async def of_samples(runtime: RayRuntime, options: Any) -> AsyncIterator[dict[str, Any]]:
+    ways = {"through the driver": None, "stay if large": LARGE}
+    for length, count, (way, stay) in itertools.product(options.lengths, options.sizes, ways.items()):
+        prompts = max(16, 64_000 // length)
+        fast, clock = await samples(runtime, count, length, prompts=prompts, steps=STEPS, stay=stay)
+        about = {"tokens of an answer": f"{length:,}", "workers": f"{count:,}", "numbers": way}
+        yield about | {"of CPU": f"{fast:,.0f}", "of the clock": f"{clock:,.0f}"}
+
+
+async def of_choice(runtime: RayRuntime, options: Any) -> AsyncIterator[dict[str, Any]]:
+    for count in options.sizes:
+        row = {"workers": f"{count:,}", "choice, us a request": f"{await choice(count, options.requests):.1f}"}
+        for title, a_node in (("heartbeats, each asked", 1), (f"heartbeats, {A_NODE} a node", A_NODE)):
+            row[title] = f"{await heartbeats(runtime, count, a_node, options.seconds):.1%}"
+        yield row
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,8 @@ from gpu_decoding import agreement, decoding
 from gpu_extent import Extent, Figure
 from gpu_grpo import grpo, trl_grpo
 from gpu_learning import compiled, offload, peak, profile, the_device, training
-from report import ROOT, number, put
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from harness import ROOT, keep, table, versions
+from report import number, put
 
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- figures: written by benchmarks/gpu.py -->", "<!-- end of figures -->"
@@ -80,19 +77,12 @@ FULL = Extent(
     sampled=256,
     updates=3,
 )
+SMALL = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
 TINY = Extent(
     device="cpu",
     dtype="float32",
-    config=LLAMA_1B
-    | {
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-    },
+    config=LLAMA_1B | SMALL,
     products=(64, 128),
     mib=(1, 2),
     rows=4,
@@ -114,14 +104,12 @@ def main() -> None:
     extent = TINY if options.tiny else FULL
     if extent.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU was found: --tiny does the same in small on the CPU")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    result = measured(options.parts, extent, options.json, console)
-    console.print(table_of(result))
-    console.print(result["note"], markup=False)
-    console.print(f"every figure: {options.json}", markup=False)
+    result = measured(options.parts, extent, options.json)
+    print(markdown(result))
+    print(f"every figure: {options.json}", flush=True)
     if options.publish:
         put(BEGIN, markdown(result), END, page=PAGE)
-        console.print(f"written: {PAGE}", markup=False)
+        print(f"written: {PAGE}", flush=True)
     if any("failed" in figure for figure in result["figures"]):
         sys.exit(1)
 
@@ -146,7 +134,7 @@ def read_options() -> argparse.Namespace:
     return options
 
 
-def measured(parts: list[str], extent: Extent, path: Path, console: Console) -> dict[str, Any]:
+def measured(parts: list[str], extent: Extent, path: Path) -> dict[str, Any]:
     """All parts, one after the other; each figure is written as soon as it is found."""
     began = time.perf_counter()
     earlier = json.loads(path.read_text())["figures"] if path.exists() else []
@@ -154,13 +142,12 @@ def measured(parts: list[str], extent: Extent, path: Path, console: Console) -> 
     best = peak(extent)
     result: dict[str, Any] = {"note": note(extent, 0.0), "figures": figures}
     for name in parts:
-        console.print(f"[{time.perf_counter() - began:5.0f} s] {PARTS[name][0]}", markup=False)
+        print(f"[{time.perf_counter() - began:5.0f} s] {PARTS[name][0]}", flush=True)
         for figure in attempted(name, extent, best):
             figures.append({"part": name, **figure})
             figures.sort(key=lambda figure: list(PARTS).index(figure["part"]))
             result["note"] = note(extent, time.perf_counter() - began)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
+            keep(path, result)
     return result
 
 
@@ -179,41 +166,29 @@ def note(extent: Extent, seconds: float) -> str:
     where = torch.cuda.get_device_name() if extent.device == "cuda" else f"{platform.machine()}, no GPU"
     size = extent.size.parameters / 1e9
     return (
-        f"{time.strftime('%Y-%m-%d')}, {where}; torch {version('torch')}, transformers {version('transformers')}; "
+        f"{time.strftime('%Y-%m-%d')}, {where}; {', '.join(' '.join(pair) for pair in versions().items())}; "
         f"{extent.dtype}, random weights, {size:.2f} billion of them in matrix products; {seconds:.0f} s in all."
     )
 
 
 def cells(result: dict[str, Any]) -> list[dict[str, str]]:
     """The table's rows."""
-    rows = []
-    for figure in result["figures"]:
-        share, mib = figure.get("share"), figure.get("mib")
-        rows.append(
-            {
-                "what": figure["what"],
-                "found": "-" if "value" not in figure else f"{number(figure['value'])} {figure['unit']}",
-                "share": "" if share is None else f"{share:.0%} of the {figure['of']}",
-                "MiB": "" if mib is None else f"{mib:,.0f}",
-                "remark": figure.get("failed") or figure.get("note") or "",
-            }
-        )
-    return rows
-
-
-def table_of(result: dict[str, Any]) -> Table:
-    table = Table(title="one GPU", title_justify="left", padding=(0, 1, 0, 0))
-    for title in ("what", "found", "share", "MiB", "remark"):
-        table.add_column(title, justify="right" if title in ("found", "MiB") else "left")
-    for row in cells(result):
-        table.add_row(*map(escape, row.values()))
-    return table
+    return [
+        {
+            "what": figure["what"],
+            "found": f"{number(figure['value'])} {figure['unit']}" if "value" in figure else "-",
+            "share": f"{figure['share']:.0%} of the {figure['of']}" if figure.get("share") is not None else "",
+            "MiB": f"{figure['mib']:,.0f}" if figure.get("mib") is not None else "",
+            "remark": figure.get("failed") or figure.get("note") or "",
+        }
+        for figure in result["figures"]
+    ]
 
 
 def markdown(result: dict[str, Any]) -> str:
-    lines = ["| what | found | share | MiB at most | remark |", "|---|---:|---|---:|---|"]
-    lines += ["| " + " | ".join(row.values()) + " |" for row in cells(result)]
-    return "\n".join([*lines, "", result["note"], ""])
+    titles = ("what", "found", "share", "MiB at most", "remark")
+    told = table(titles, (row.values() for row in cells(result)), left=("share", "remark"))
+    return "\n".join([told, "", result["note"], ""])
 
 
 if __name__ == "__main__":

@@ -119,10 +119,7 @@ def compiled(extent: Extent, best: Peak) -> list[Figure]:
     trained, drawn = extent.rows * extent.length / taken, slots * extent.answer / answered
     sft = f"{what} SFT, learn.micro_tokens={tokens}"
     decoding = f"{what} {slots} sequences, native" + ", CUDA graphs" * gpu
-    return [
-        {"what": sft, "value": trained, "unit": "tok/s"},
-        {"what": decoding, "value": drawn, "unit": "tok/s"},
-    ]
+    return [{"what": sft, "value": trained, "unit": "tok/s"}, {"what": decoding, "value": drawn, "unit": "tok/s"}]
 
 
 def offload(extent: Extent, best: Peak) -> list[Figure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 Cell = tuple[str, str]
 """A model and a precision."""
@@ -65,106 +66,52 @@ class Row:
         return f"{self.line.name} {self.model} {self.precision}"
 
 
-def generation(name: str, title: str, **more: object) -> Line:
-    line = Line(name=name, title=title, method="generate", peers=(GENERATE, VLLM), usual=(SMALL, LARGE))
-    return replace(line, **more)  # type: ignore[arg-type]
+FEW: tuple[Cell, ...] = (SMALL, LARGE)
+SFT = Line(name="sft", title="SFT", method="sft", quick=True, cells=EVERY + WIDE, steps={"4M": 12, "25M": 3})
+SORTED = replace(SFT, cells=EVERY, quick=False, sorted_rows=True, usual=(SMALL,))
+LENGTHY = replace(SFT, cells=EVERY, texts="mixed", rows=16, usual=FEW, steps={"4M": 2}, quick=False)
+GRPO = Line(
+    name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, cells=EVERY + WIDE, steps={"4M": 5}
+)
+ONLINE = replace(GRPO, cells=EVERY, usual=FEW, quick=False)
+PPO = Line(name="", title="", method="ppo", peers=(TRL_PPO,), cells=FEW, usual=FEW, steps={"4M": 2})
+FIXED = Line(name="", title="", method="generate", peers=(GENERATE, VLLM), usual=FEW, rows=64)
+GREEDY = replace(FIXED, greedy=True)
+VARIED = replace(FIXED, shortest=4, longest=128)
+GROWTH = replace(SFT, peers=(SELF,), cells=FEW, usual=FEW, base="sft", quick=False)
 
 
-SFT = Line(name="sft", title="SFT", method="sft", quick=True, steps={"4M": 12, "25M": 3})
-LENGTHY = replace(
-    SFT,
-    name="sft-mixed",
-    title="SFT, texts of 16-1,024",
-    texts="mixed",
-    rows=16,
-    usual=(SMALL, LARGE),
-    steps={"4M": 2},
-    quick=False,
-)
-GRPO = Line(name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, steps={"4M": 5})
-PPO = Line(
-    name="ppo-1",
-    title="PPO, 1 epoch",
-    method="ppo",
-    peers=(TRL_PPO,),
-    cells=(SMALL, LARGE),
-    usual=(SMALL, LARGE),
-    steps={"4M": 2},
-)
+def of(line: Line, name: str, title: str, **more: Any) -> Line:
+    """The line under another name, and with what else differs."""
+    return replace(line, name=name, title=title, **more)
+
 
 LINES = {
     line.name: line
     for line in (
         SFT,
-        replace(
-            SFT,
-            name="sft-sorted",
-            title="SFT, peer's rows sorted by length",
-            sorted_rows=True,
-            usual=(SMALL,),
-            quick=False,
-        ),
-        Line(name="reward", title="reward model", method="reward", steps={"4M": 12, "25M": 3}),
-        Line(name="dpo", title="DPO", method="dpo", quick=True, steps={"4M": 9, "25M": 2}),
-        replace(LENGTHY, name="sft-long", title="SFT, texts of 512-1,024", texts="long", rows=4),
-        LENGTHY,
-        replace(
-            LENGTHY,
-            name="sft-mixed-sorted",
-            title="SFT, texts of 16-1,024, peer's sorted",
-            sorted_rows=True,
-            usual=(SMALL,),
-        ),
+        of(SORTED, "sft-sorted", "SFT, peer's rows sorted by length"),
+        Line(name="reward", title="reward model", method="reward", steps=SFT.steps),
+        Line(name="dpo", title="DPO", method="dpo", quick=True, cells=EVERY + WIDE, steps={"4M": 9, "25M": 2}),
+        of(LENGTHY, "sft-long", "SFT, texts of 512-1,024", texts="long", rows=4),
+        of(LENGTHY, "sft-mixed", "SFT, texts of 16-1,024"),
+        of(LENGTHY, "sft-mixed-sorted", "SFT, texts of 16-1,024, peer's sorted", sorted_rows=True, usual=(SMALL,)),
         GRPO,
-        replace(GRPO, name="rloo", title="RLOO, k=4, KL", method="rloo", usual=(SMALL, LARGE), quick=False),
-        replace(
-            GRPO,
-            name="online-dpo",
-            title="online DPO, k=2",
-            method="online-dpo",
-            samples=2,
-            usual=(SMALL, LARGE),
-            quick=False,
-        ),
-        PPO,
-        replace(PPO, name="ppo-4", title="PPO, 4 epochs", epochs=4, usual=(SMALL,), steps={}),
-        generation("gen-64-fixed", "64 x 64 tokens, greedy", rows=64, greedy=True, steps={"4M": 2}),
-        generation("gen-64-sampled", "64 x 64 tokens, sampled", rows=64, steps={"4M": 2}, usual=(SMALL,)),
-        generation("gen-64-varied", "64 x 4-128 tokens, sampled", rows=64, shortest=4, longest=128, quick=True),
-        generation("gen-256-fixed", "256 x 64 tokens, greedy", rows=256, greedy=True, usual=()),
-        generation("gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, shortest=4, longest=128, usual=(SMALL,)),
-        generation("gen-k", "4 prompts, 16 samples each of 4-128", rows=64, samples=16, shortest=4, longest=128),
-        replace(
-            SFT,
-            name="growth-batch",
-            title="SFT, 4 x the rows",
-            peers=(SELF,),
-            cells=(SMALL, LARGE),
-            usual=(SMALL, LARGE),
-            rows=128,
-            base="sft",
-            quick=False,
-            steps={"4M": 2},
-        ),
-        replace(
-            SFT,
-            name="growth-length",
-            title="SFT, texts 8 x as long",
-            peers=(SELF,),
-            cells=(SMALL, LARGE),
-            usual=(SMALL, LARGE),
-            texts="eightfold",
-            rows=4,
-            base="sft",
-            quick=False,
-        ),
+        of(ONLINE, "rloo", "RLOO, k=4, KL", method="rloo"),
+        of(ONLINE, "online-dpo", "online DPO, k=2", method="online-dpo", samples=2),
+        of(PPO, "ppo-1", "PPO, 1 epoch"),
+        of(PPO, "ppo-4", "PPO, 4 epochs", epochs=4, usual=(SMALL,), steps={}),
+        of(GREEDY, "gen-64-fixed", "64 x 64 tokens, greedy", steps={"4M": 2}),
+        of(FIXED, "gen-64-sampled", "64 x 64 tokens, sampled", steps={"4M": 2}, usual=(SMALL,)),
+        of(VARIED, "gen-64-varied", "64 x 4-128 tokens, sampled", quick=True, cells=EVERY + WIDE),
+        of(GREEDY, "gen-256-fixed", "256 x 64 tokens, greedy", rows=256, usual=()),
+        of(VARIED, "gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, usual=(SMALL,)),
+        of(VARIED, "gen-k", "4 prompts, 16 samples each of 4-128", samples=16),
+        of(GROWTH, "growth-batch", "SFT, 4 x the rows", rows=128, steps={"4M": 2}),
+        of(GROWTH, "growth-length", "SFT, texts 8 x as long", texts="eightfold", rows=4),
     )
 }
-LINES |= {name: replace(LINES[name], cells=EVERY + WIDE) for name in ("sft", "dpo", "grpo", "gen-64-varied")}
-ASIDE = {
-    "start-help": "`plaudit --help` / `trl --help`",
-    "start-step": "command to first SFT step, tiny model",
-}
+ASIDE = {"start-help": "`plaudit --help` / `trl --help`", "start-step": "command to first SFT step, tiny model"}
 """Lines that measure one command after the other instead of contenders behind gates."""
 
 

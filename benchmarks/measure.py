@@ -15,23 +15,23 @@ from typing import Any
 
 from contest import Contender, ContenderError, Entry, Result, contest
 from floor import Decoding, Peak, Size, training_flops
+from harness import HERE, ROOT, SOURCE
 from lines import GENERATE, LINES, SELF, TRL, TRL_PPO, VLLM, Row
 from task import MODELS, PRECISIONS, Task, vocabulary
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "67108864"}
 """glibc keeps freed blocks instead of handing them back to the kernel at once: worth 1.2x and more to every side."""
 DEADLINE = 400.0
 """Seconds that a contender may be silent; a segment takes a few on a free machine."""
 PEERS = {
     TRL: (".venv-trl", "contender_trl.py", "trl"),
-    TRL_PPO: (".venv-trl112", "contender_trl_ppo.py", "trl"),
-    GENERATE: (None, "contender_transformers.py", "transformers"),
-    VLLM: (".venv-vllm", "contender_vllm.py", "vllm"),
+    TRL_PPO: (".venv-trl112", "contender_trl.py", "trl"),
+    GENERATE: (None, "contender_generate.py", "transformers"),
+    VLLM: (".venv-vllm", "contender_generate.py", "vllm"),
     SELF: (None, "contender_plaudit.py", "plaudit"),
 }
-"""Peer -> its environment beside .venv (None: .venv itself), its script, the package whose version names it."""
+"""Peer -> its environment beside .venv (None: .venv itself), its script, the package whose version names it. The script
+is given a task, and that package."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def task_of(row: Row, setting: Setting, folder: Path) -> Task:
 
 def entry(peer: str, task: Task, setting: Setting, folder: Path) -> Entry:
     """How to start a side of a row, or why it cannot be."""
-    home, script, _ = PEERS[peer]
+    home, script, package = PEERS[peer]
     python = sys.executable if home is None else str(ROOT / home / "bin" / "python")
     if not Path(python).exists():
         return f"{home} is not there: `make bench-peers` makes it"
-    source = {"PYTHONPATH": str(ROOT / "src") if script == "contender_plaudit.py" else ""}
-    command = [python, str(HERE / script), str(task.write(folder / "task.json"))]
+    source = SOURCE if peer == SELF else {"PYTHONPATH": ""}
+    command = [python, str(HERE / script), str(task.write(folder / "task.json")), package]
     log = folder / f"{peer}.log"
     return partial(Contender, command, environment={**setting.environment(), **source}, log=log, deadline=DEADLINE)
 

@@ -9,24 +9,22 @@ in which overlap matters most; more workers take a larger batch, so that each ha
     lag n    the next n steps' prompts start meanwhile
     wait     rollout.interrupt=false: new weights wait for the answers under way, and no other begins meanwhile
 
-`benchmarks/overlap_runs.py` measures the gain with real runs.
+Real runs say what they gain: `time/step` and `time/batch` of their metrics, with rollout.max_lag of 0, 1 and 2.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import selectors
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import KEPT, asked, show
 
 from plaudit.algorithms.grpo import GRPO
 from plaudit.data.cursor import Cursor
@@ -226,23 +224,14 @@ def run(case: Case) -> Outcome:
         loop.close()
 
 
-def read_lengths(path: Path | None) -> list[int]:
-    if path is None:
+def read_lengths(path: Path) -> list[int]:
+    if not path.name:
         generator = random.Random(0)
         return [max(8, min(2048, round(generator.lognormvariate(5.0, 0.9)))) for _ in range(5000)]
     return [json.loads(line)["tokens"] for line in path.read_text().splitlines()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 32, 128, 512])
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--samples", type=Path, help="a run's samples.jsonl, for the lengths of its answers")
-    options = parser.parse_args()
-    lengths = read_lengths(options.samples)
-    table = Table(title=f"{SLOTS} slots a worker, mean length {mean(lengths):.0f}, longest {max(lengths)}")
-    for title in ("workers", "lag", "new weights", "s a step", "gain", "slots busy", "mean age"):
-        table.add_column(title, justify="right")
+def outcomes(options: Any, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
     for workers in options.workers:
         first: float | None = None
         for lag in options.lags:
@@ -250,9 +239,17 @@ def main() -> None:
                 found = run(Case(workers, lag, interrupt, lengths))
                 first = first or found.seconds
                 way = "" if not lag else "interrupt" if interrupt else "wait"
-                gain, busy = f"{first / found.seconds:.2f}x", f"{found.busy:.0%}"
-                table.add_row(str(workers), str(lag), way, f"{found.seconds:.1f}", gain, busy, f"{found.age:.2f}")
-    Console().print(table)
+                about = {"workers": workers, "lag": lag, "new weights": way, "s a step": f"{found.seconds:.1f}"}
+                gains = {"gain": f"{first / found.seconds:.2f}x", "slots busy": f"{found.busy:.0%}"}
+                yield about | gains | {"mean age": f"{found.age:.2f}"}
+
+
+def main() -> None:
+    samples = Path(), "a run's samples.jsonl, for the lengths of its answers"
+    options = asked(__doc__, workers=[8, 32, 128, 512], lags=[0, 1, 2, 4], samples=samples, json=KEPT)
+    lengths = read_lengths(options.samples)
+    title = f"{SLOTS} slots a worker, mean length {mean(lengths):.0f}, longest {max(lengths)}"
+    show(outcomes(options, lengths), title=title, kept=options.json)
 
 
 if __name__ == "__main__":

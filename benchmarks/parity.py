@@ -49,7 +49,7 @@ BEFORE = 3
 Side = Callable[[Problem, Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A loss (with gradient and optimizer step) or an estimator (its value only)."""
 
@@ -57,8 +57,8 @@ class Case:
     peer: str
     ours: Side
     theirs: Side
-    tolerance: float | None = 1e-6
     note: str = ""
+    tolerance: float | None = 1e-6
 
 
 def batch_of(given: Problem, method: Objective) -> tuple[Batch, Callable[[Tensor], Tensor]]:
@@ -176,67 +176,45 @@ def adapted(given: Problem, current: Tensor) -> Tensor:
     return torch.tensor(memory["kl_coefficient"])
 
 
+def case(name: str, ours: Side, theirs: Side, note: str = "") -> Case:
+    """A comparison with TRL's newest version."""
+    return Case(name, "TRL 1.16.0", ours, theirs, note)
+
+
+def differs(name: str, ours: Side, theirs: Side, why: str) -> Case:
+    """Another definition than TRL's, which `why` names."""
+    return Case(name, "TRL 1.16.0", ours, theirs, f"by definition: TRL's {why}", None)
+
+
 def offline_cases() -> list[Case]:
-    case = partial(Case, peer="TRL 1.16.0")
-    dpos = [
-        ("DPO, sigmoid", DPO(), {"name": "sigmoid", "beta": 0.1}),
-        ("DPO, beta 0.5", DPO(beta=0.5), {"name": "sigmoid", "beta": 0.5}),
-        ("DPO, hinge", DPO(loss="hinge"), {"name": "hinge", "beta": 0.1}),
-        ("DPO, robust", DPO(loss="robust", label_smoothing=0.1), {"name": "robust", "beta": 0.1, "smoothing": 0.1}),
-        ("DPO, IPO on means", DPO(loss="ipo", length_average=True), {"name": "ipo", "beta": 0.1}),
-    ]
-    cases = [case(name=name, ours=partial(ours, method), theirs=partial(trl.dpo, **how)) for name, method, how in dpos]
-    rounds = "TRL computes in float32"
+    def dpo(name: str, *, beta: float = 0.1, smoothing: float = 0.0) -> Side:
+        return partial(trl.dpo, name=name, beta=beta, smoothing=smoothing)
+
+    def both(method: Objective, theirs: Any, **how: float) -> tuple[Side, Side]:
+        return partial(ours, method), partial(theirs, **how)
+
+    rounds, weighted = "TRL computes in float32", KTO(desirable=1.2, undesirable=0.7)
+    prompted = both(ORPO(), trl.orpo, beta=0.1, prompt=True)
+    imitating = both(SimPO(likelihood_weight=0.5), trl.simpo, beta=2.0, gamma=1.0, imitated=0.5)
     return [
-        case(name="SFT", ours=partial(ours, SFT()), theirs=trl.sft, note=f"transformers' loss; {rounds}"),
-        case(
-            name="reward model, margins",
-            ours=partial(ours, RewardModel(centring=0.01)),
-            theirs=partial(trl.reward, centring=0.01),
-        ),
-        *cases,
-        case(
-            name="DPO, IPO on sums (default)",
-            ours=partial(ours, DPO(loss="ipo")),
-            theirs=partial(trl.dpo, name="ipo", beta=0.1),
-            tolerance=None,
-            note="by definition: TRL's IPO averages over tokens",
-        ),
-        case(
-            name="KTO",
-            ours=partial(ours, KTO(desirable=1.2, undesirable=0.7)),
-            theirs=partial(trl.kto, beta=0.1, desirable=1.2, undesirable=0.7),
-        ),
-        case(
-            name="ORPO",
-            ours=partial(ours, ORPO()),
-            theirs=partial(trl.orpo, beta=0.1, prompt=False),
-            note=f"no prompt; {rounds}",
-        ),
-        case(
-            name="ORPO behind a prompt",
-            ours=partial(ours, ORPO()),
-            theirs=partial(trl.orpo, beta=0.1, prompt=True),
-            tolerance=None,
-            note="by definition: TRL's likelihood counts the prompt's tokens",
-        ),
-        case(name="SimPO", ours=partial(ours, SimPO()), theirs=partial(trl.simpo, beta=2.0, gamma=1.0)),
-        case(
-            name="SimPO with CPO's likelihood",
-            ours=partial(ours, SimPO(likelihood_weight=0.5)),
-            theirs=partial(trl.simpo, beta=2.0, gamma=1.0, imitated=0.5),
-        ),
-        case(
-            name="online DPO",
-            ours=online,
-            theirs=partial(trl.online_dpo, beta=0.1),
-            note="TRL's lines; no ties, which ours drops",
-        ),
+        case("SFT", partial(ours, SFT()), trl.sft, f"transformers' loss; {rounds}"),
+        case("reward model, margins", *both(RewardModel(centring=0.01), trl.reward, centring=0.01)),
+        case("DPO, sigmoid", partial(ours, DPO()), dpo("sigmoid")),
+        case("DPO, beta 0.5", partial(ours, DPO(beta=0.5)), dpo("sigmoid", beta=0.5)),
+        case("DPO, hinge", partial(ours, DPO(loss="hinge")), dpo("hinge")),
+        case("DPO, robust", partial(ours, DPO(loss="robust", label_smoothing=0.1)), dpo("robust", smoothing=0.1)),
+        case("DPO, IPO on means", partial(ours, DPO(loss="ipo", length_average=True)), dpo("ipo")),
+        differs("DPO, IPO on sums (default)", partial(ours, DPO(loss="ipo")), dpo("ipo"), "IPO averages over tokens"),
+        case("KTO", *both(weighted, trl.kto, beta=0.1, desirable=1.2, undesirable=0.7)),
+        case("ORPO", *both(ORPO(), trl.orpo, beta=0.1, prompt=False), f"no prompt; {rounds}"),
+        differs("ORPO behind a prompt", *prompted, "likelihood counts the prompt's tokens"),
+        case("SimPO", *both(SimPO(), trl.simpo, beta=2.0, gamma=1.0)),
+        case("SimPO with CPO's likelihood", *imitating),
+        case("online DPO", online, partial(trl.online_dpo, beta=0.1), "TRL's lines; no ties, which ours drops"),
     ]
 
 
 def online_cases(ppo: trl.OfPPO) -> list[Case]:
-    case = partial(Case, peer="TRL 1.16.0")
     grpo, clip = trl.grpo, (0.2, 0.28)
     gspo = GRPO(ratio="geometric", aggregation="sequence", clip=(0.03, 0.04))
     policies = [
@@ -266,48 +244,25 @@ def online_cases(ppo: trl.OfPPO) -> list[Case]:
         return half(trl.rloo)(given, current) + masked.sum() / len(given.lengths)
 
     with_kl = "GRPO, KL corrected", "GRPO, KL by k3"
+    rloo, clipped = policies[-1][1], partial(ours, GRPO(dual_clip=3.0))
+    cut_note = "less what TRL's value has of cut answers, whose ratio is 1"
     return [
-        *(case(name=name, ours=partial(ours, method), theirs=theirs) for name, method, theirs in policies),
+        *(case(name, partial(ours, method), theirs) for name, method, theirs in policies),
         *(
-            case(name=f"{name}, half of the answers cut", ours=half(partial(ours, method)), theirs=half(theirs))
+            case(f"{name}, half of the answers cut", half(partial(ours, method)), half(theirs))
             for name, method, theirs in policies[:-1]
             if name not in with_kl
         ),
-        case(
-            name="RLOO, half of the answers cut",
-            ours=half(partial(ours, policies[-1][1])),
-            theirs=half_of_rloo,
-            note="less what TRL's value has of cut answers, whose ratio is 1",
-        ),
-        case(
-            name="RLOO, ratio by token (default)",
-            ours=partial(ours, RLOO()),
-            theirs=trl.rloo,
-            tolerance=None,
-            note="by definition: TRL's ratio is the sequence's",
-        ),
-        Case(
-            name="PPO, policy and critic",
-            peer="TRL 1.12.0",
-            ours=partial(ours, PPO()),
-            theirs=ppo_loss,
-            note="TRL's lines",
-        ),
-        Case(
-            name="dual clip",
-            peer="verl, retyped",
-            ours=partial(ours, GRPO(dual_clip=3.0)),
-            theirs=dual_clip,
-            note="their ratio is held at e^20",
-        ),
+        case("RLOO, half of the answers cut", half(partial(ours, rloo)), half_of_rloo, cut_note),
+        differs("RLOO, ratio by token (default)", partial(ours, RLOO()), trl.rloo, "ratio is the sequence's"),
+        Case("PPO, policy and critic", "TRL 1.12.0", partial(ours, PPO()), ppo_loss, "TRL's lines"),
+        Case("dual clip", "verl, retyped", clipped, dual_clip, "their ratio is held at e^20"),
     ]
 
 
 def estimators(ppo: trl.OfPPO) -> list[Case]:
     by_row = partial(credit, rows=True)
-    lines = partial(Case, peer="TRL 1.16.0", note="TRL's lines")
-    of_ppo = partial(Case, peer="TRL 1.12.0", note="TRL's lines")
-    method = PPO(discount=0.99)
+    method, lines, old = PPO(discount=0.99), "TRL's lines", "TRL 1.12.0"
 
     def theirs(name: str, given: Problem, current: Tensor) -> Tensor:
         return answers(ppo.credit(given, beta=0.05, discount=0.99, trace=0.95)[name], given)
@@ -321,37 +276,19 @@ def estimators(ppo: trl.OfPPO) -> list[Case]:
     def leave_one_out(given: Problem, current: Tensor) -> Tensor:
         return trl.rloo_advantages(given, beta=0.05)
 
+    plain, openrlhf = GRPO(scale_rewards=False), "OpenRLHF, retyped"
+    whitened, reinforce = partial(theirs, "advantages"), partial(credit, Reinforce())
+    over_n = "by definition: their deviation is over n, ours over n - 1"
     return [
-        lines(name="advantages: GRPO", ours=partial(by_row, GRPO()), theirs=partial(group, "group")),
-        lines(
-            name="advantages: Dr.GRPO", ours=partial(by_row, GRPO(scale_rewards=False)), theirs=partial(group, "none")
-        ),
-        lines(name="advantages: RLOO, KL inside", ours=partial(by_row, RLOO()), theirs=leave_one_out),
-        of_ppo(
-            name="advantages: PPO (KL, GAE, white)", ours=partial(credit, method), theirs=partial(theirs, "advantages")
-        ),
-        of_ppo(name="returns: PPO", ours=partial(credit, method, column="returns"), theirs=partial(theirs, "returns")),
-        of_ppo(
-            name="advantages: REINFORCE++",
-            ours=partial(credit, Reinforce()),
-            theirs=white,
-            note="returns retyped; TRL's whitening",
-        ),
-        Case(
-            name="advantages: REINFORCE++",
-            peer="OpenRLHF, retyped",
-            ours=partial(credit, Reinforce()),
-            theirs=reinforce_plus_plus,
-            tolerance=None,
-            note="by definition: their deviation is over n, ours over n - 1",
-        ),
-        Case(
-            name="advantages: ReMax, not centred",
-            peer="OpenRLHF, retyped",
-            ours=partial(by_row, ReMax(centre_advantages=False)),
-            theirs=remax,
-        ),
-        Case(name="adaptive KL", peer="verl, retyped", ours=adapted, theirs=controller),
+        case("advantages: GRPO", partial(by_row, GRPO()), partial(group, "group"), lines),
+        case("advantages: Dr.GRPO", partial(by_row, plain), partial(group, "none"), lines),
+        case("advantages: RLOO, KL inside", partial(by_row, RLOO()), leave_one_out, lines),
+        Case("advantages: PPO (KL, GAE, white)", old, partial(credit, method), whitened, lines),
+        Case("returns: PPO", old, partial(credit, method, column="returns"), partial(theirs, "returns"), lines),
+        Case("advantages: REINFORCE++", old, reinforce, white, "returns retyped; TRL's whitening"),
+        Case("advantages: REINFORCE++", openrlhf, reinforce, reinforce_plus_plus, over_n, None),
+        Case("advantages: ReMax, not centred", openrlhf, partial(by_row, ReMax(centre_advantages=False)), remax),
+        Case("adaptive KL", "verl, retyped", adapted, controller),
     ]
 
 

@@ -11,7 +11,6 @@ One side runs after the other. `make race` runs every method with three seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -22,13 +21,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from measure import ROOT, Setting
-from rich.console import Console
-from rich.table import Table
+from contest import watched
+from harness import PLAUDIT, ROOT, SOURCE, asked, keep
+from harness import table as markdown
+from measure import Setting
 
 OVER = 256
 """Answers over which gold is averaged."""
@@ -36,7 +37,6 @@ STAGES = {"sft": "SFT done", "reward": "reward model done", "gold": "gold reache
 RECIPE = ROOT / "src" / "plaudit" / "commands" / "demo.yaml"
 BOTH: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
 METHODS: tuple[str, ...] = tuple(BOTH["ours"])
-POLL = 0.2
 
 
 @dataclass
@@ -65,27 +65,27 @@ class Course:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side")
-    parser.add_argument("--mark", type=float, default=0.6, help="gold to reach")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a side has lost")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
-    options = parser.parse_args()
+    options = asked(
+        __doc__,
+        threads=(len(os.sched_getaffinity(0)), "of each side"),
+        mark=(0.6, "gold to reach"),
+        limit=(1800.0, "seconds after which a side has lost"),
+        methods=[*METHODS],
+        seeds=(3, "how many, from 0 on"),
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no side behind
     folder = ROOT / "runs" / f"race-{time.strftime('%Y%m%d-%H%M%S')}"
-    console = Console(highlight=False)
     for method in options.methods:
         found: list[dict[str, Course]] = []
         for seed in range(options.seeds):
             place = folder / f"{method}{seed}"
             place.mkdir(parents=True)
-            console.print(f"{method}, seed {seed}: running")
+            print(f"{method}, seed {seed}: running", flush=True)
             race = Race(method, seed, place, options)
             found.append({"ours": race.ours(), "trl": race.theirs()})
             told = [{side: vars(course) for side, course in courses.items()} for courses in found]
-            (folder / f"{method}.json").write_text(json.dumps(told, indent=1) + "\n")
-        console.print(table(method, found, options.mark, options.threads))
+            keep(folder / f"{method}.json", told)
+        print(f"{method}: seconds from the start, {options.threads} threads, gold {options.mark}\n\n{table(found)}")
         for seed, courses in enumerate(found):
             for side, course in courses.items():
                 if course.failure:
@@ -93,29 +93,22 @@ def main() -> None:
     print(f"every step: {folder}")
 
 
-def table(method: str, found: Sequence[dict[str, Course]], mark: float, threads: int) -> Table:
+def table(found: Sequence[dict[str, Course]]) -> str:
     """A row a seed and side, and how many times as fast ours was."""
-    title = f"{method}: seconds from the start, {threads} threads, gold {mark}"
-    shown = Table(title=title, title_justify="left")
-    stages = [
-        stage for stage in STAGES if any(stage in course.ends for courses in found for course in courses.values())
-    ]
-    for name in ("seed", "", *(STAGES[stage] for stage in stages), "last gold", "times as fast"):
-        shown.add_column(name, justify="right" if name else "left")
-    ratios: list[float] = []
+    ends = {stage for courses in found for course in courses.values() for stage in course.ends}
+    stages = [stage for stage in STAGES if stage in ends]
+    rows, ratios = list[list[str]](), list[float]()
     for seed, courses in enumerate(found):
         for side, course in courses.items():
             cells = [f"{course.ends[stage]:.0f}" if stage in course.ends else "-" for stage in stages]
-            both = [one.ends.get(stages[-1]) for one in courses.values()] if stages else []
-            ours, theirs = both if len(both) == 2 else (None, None)
-            ratio = ""
-            if side == "trl" and ours and theirs:
+            ours, theirs = (one.ends.get(stages[-1]) if stages else None for one in courses.values())
+            if compared := side == "trl" and bool(ours and theirs):
                 ratios.append(theirs / ours)
-                ratio = f"{ratios[-1]:.2f}"
-            shown.add_row(str(seed), side, *cells, f"{course.last:.2f}" if course.gold else "-", ratio)
+            gold = f"{course.last:.2f}" if course.gold else "-"
+            rows.append([str(seed), side, *cells, gold, f"{ratios[-1]:.2f}" if compared else ""])
     if len(ratios) > 1:
-        shown.add_row("mean", "", *("" for _ in stages), "", f"{statistics.fmean(ratios):.2f}")
-    return shown
+        rows.append(["mean", "", *("" for _ in stages), "", f"{statistics.fmean(ratios):.2f}"])
+    return markdown(("seed", "side", *(STAGES[stage] for stage in stages), "last gold", "times as fast"), rows)
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ class Race:
     method: str
     seed: int
     folder: Path
-    options: argparse.Namespace
+    options: Any
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -135,10 +128,6 @@ class Race:
     @property
     def data(self) -> Path:
         return self.folder / "ours" / f"seed{self.seed}" / "data"
-
-    def environment(self) -> dict[str, str]:
-        setting = Setting(self.folder, self.folder, self.options.threads, 0, False, "kept", "default", True)
-        return {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
 
     def ours(self) -> Course:
         """A pipeline as the demo's, watched through the files that every run leaves."""
@@ -162,9 +151,7 @@ class Race:
             mark = self.options.mark
             return any(course.saw(seconds, step["reward/gold"], answers=answers, mark=mark) for step in steps.new())
 
-        command = [sys.executable, "-c", code]
-        course = watched(command, self.environment(), self.folder / "ours.log", look, self.options.limit)
-        return self._judged(course, runs / "dpo")
+        return self._run([sys.executable, "-c", code], "ours", look, runs / "dpo")
 
     def _trained(self, course: Course, seconds: float, run: Path) -> bool:
         log = run / "log.txt"
@@ -189,12 +176,16 @@ class Race:
                     return True
             return "trained" in course.ends
 
-        command = [str(python), script, *arguments]
-        course = watched(command, self.environment(), self.folder / "trl.log", look, self.options.limit)
-        return self._judged(course, output / "dpo")
+        return self._run([str(python), script, *arguments], "trl", look, output / "dpo")
 
-    def _judged(self, course: Course, policy: Path) -> Course:
-        """Add the gold of a DPO policy's answers to held-out prompts, after its time."""
+    def _run(self, command: list[str], side: str, look: Callable[[Course, float], bool], policy: Path) -> Course:
+        """A side until it passes the mark, ends, or has lost. A DPO policy's gold is that of answers to held-out
+        prompts, which are drawn after its time."""
+        setting = Setting(self.folder, self.folder, self.options.threads, 0, False, "kept", "default", True)
+        course, log = Course(), self.folder / f"{side}.log"
+        course.failure = watched(
+            command, setting.environment() | SOURCE, log, partial(look, course), self.options.limit
+        )
         if "trained" in course.ends:
             course.gold.append((course.ends["trained"], held_out(policy, self.data, policy.parent / "gold")))
         return course
@@ -222,7 +213,7 @@ def held_out(policy: Path, data: Path, output: Path) -> float:
     """Gold of sampled answers to the test prompts."""
     gold, prompts = "plaudit.tasks.demo:gold_reward", data / "prompts_test.jsonl"
     words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", "sampling.max_tokens=48", f"output={output}")
-    subprocess.run([sys.executable, "-m", "plaudit.commands.cli", "evaluate", *words], check=True, capture_output=True)
+    subprocess.run([*PLAUDIT, "evaluate", *words], check=True, capture_output=True)
     found = json.loads((output / "evaluation.json").read_text(encoding="utf-8"))
     return float(found["figures"]["reward/gold"]["value"])
 
@@ -241,29 +232,6 @@ class Tail:
             while (line := file.readline()).endswith("\n"):
                 self.place = file.tell()
                 yield json.loads(line)
-
-
-def watched(
-    command: list[str], environment: dict[str, str], log: Path, look: Callable[[Course, float], bool], limit: float
-) -> Course:
-    """Run a side until it passes the mark, ends, or has lost."""
-    course, began = Course(), time.perf_counter()
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        while time.perf_counter() - began < limit:
-            over = process.poll() is not None
-            if look(course, time.perf_counter() - began):
-                return course
-            if over:
-                course.failure = f"it ended (status {process.returncode}) before the mark; its output is in {log}"
-                return course
-            time.sleep(POLL)
-        course.failure = f"it did not pass the mark in {limit:.0f} s"
-        return course
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

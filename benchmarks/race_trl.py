@@ -15,43 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trl
 import yaml
+from contender_trl import COMMON
 from datasets import Dataset
 from task import read_rows
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    GRPOConfig,
-    GRPOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    RLOOConfig,
-    RLOOTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
 
 from plaudit.tasks.demo import gold
 
 BOTH = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
-ONLINE = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
-COMMON = {
-    "lr_scheduler_type": "linear",
-    "optim": "adamw_torch_fused",
-    "adam_beta2": 0.95,
-    "max_grad_norm": 1.0,
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "dataloader_num_workers": 0,
-    "dataloader_pin_memory": False,
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "logging_steps": 50,
-}
+ONLINE = {"grpo": (trl.GRPOConfig, trl.GRPOTrainer), "rloo": (trl.RLOOConfig, trl.RLOOTrainer)}
 
 
 class Race:
@@ -60,7 +34,14 @@ class Race:
     def __init__(self, method: str, data: Path, output: Path, lines: Path, seed: int):
         self.method, self.data, self.output, self.lines = method, data, output, lines
         self.own = BOTH["trl"][method]
-        self.given = {**COMMON, "output_dir": str(output), "seed": seed}
+        own = {
+            "output_dir": str(output),
+            "seed": seed,
+            "bf16": False,
+            "lr_scheduler_type": "linear",
+            "logging_steps": 50,
+        }
+        self.given = COMMON | own
         self.tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer")
 
     def rows(self, name: str) -> Dataset:
@@ -76,9 +57,9 @@ class Race:
         special |= {"vocab_size": len(self.tokenizer), "pad_token_id": self.tokenizer.pad_token_id}
         config = AutoConfig.for_model(**BOTH["model"], **special)
         own = {"per_device_train_batch_size": 64, "num_train_epochs": 1.5, "learning_rate": 2e-3, "weight_decay": 0.01}
-        trainer = SFTTrainer(
+        trainer = trl.SFTTrainer(
             model=AutoModelForCausalLM.from_config(config),
-            args=SFTConfig(**self.given, **own, warmup_steps=0.05, max_length=128),
+            args=trl.SFTConfig(**self.given, **own, warmup_steps=0.05, max_length=128),
             train_dataset=self.rows("sft"),
             processing_class=self.tokenizer,
         )
@@ -93,9 +74,9 @@ class Race:
         )
         own = {"per_device_train_batch_size": 16, "num_train_epochs": 1, "learning_rate": 5e-4, "weight_decay": 0.01}
         own |= {"lr_scheduler_type": "cosine", "warmup_steps": 0.05, "center_rewards_coefficient": 0.01}
-        trainer = RewardTrainer(
+        trainer = trl.RewardTrainer(
             model=model,
-            args=RewardConfig(**(self.given | own), max_length=128),
+            args=trl.RewardConfig(**(self.given | own), max_length=128),
             train_dataset=self.rows("preferences"),
             processing_class=self.tokenizer,
         )
@@ -108,9 +89,9 @@ class Race:
 
     def prefer(self) -> None:
         """DPO on the pairs that a judge would learn from."""
-        trainer = DPOTrainer(
+        trainer = trl.DPOTrainer(
             model=self.policy(),
-            args=DPOConfig(**self.given, **self.own),
+            args=trl.DPOConfig(**self.given, **self.own),
             train_dataset=self.rows("preferences"),
             processing_class=self.tokenizer,
         )

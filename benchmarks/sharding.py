@@ -1,12 +1,12 @@
 """Memory of a training rank: the whole model on each of two ranks, its shards, half of each matrix, of each pass or of
 the layers. Prints a table.
 
-    python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
+    python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1] [--only MODE ...]
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `kept`, those that a pass
 keeps for its backward pass; `peak` is how far its resident memory rose over two steps above what the process had before
-there was a model; `bubble` is the share of time in which stages of a pipeline wait. Left out: loading and saving
-(`shares.py`), and speed, which two processes of one machine say nothing of.
+there was a model; `bubble` is the share of time in which stages of a pipeline wait. Left out: speed, which processes of
+one machine say nothing of.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
+from harness import KEPT, asked, forget_peak, in_ranks, resident, show
 from torch import Tensor
 
 from plaudit.algorithms.sft import SFT
@@ -41,34 +40,17 @@ from plaudit.runtime.network import free_address
 from plaudit.runtime.settings import STAGES
 from plaudit.types import Role, Row
 
-MODES = {
-    "one rank, all rows": ("alone", "float32", False),
-    "replicate": ("replicate", "float32", False),
-    "zero1": ("zero1", "float32", False),
-    "zero2": ("zero2", "float32", False),
-    "fsdp": ("fsdp", "float32", False),
-    "tensor": ("tensor", "float32", False),
-    "context": ("context", "float32", False),
-    "pipeline": ("pipeline", "float32", False),
-    "one rank, all rows, recomputed": ("alone", "float32", True),
-    "replicate, recomputed": ("replicate", "float32", True),
-    "fsdp, recomputed": ("fsdp", "float32", True),
-    "tensor, recomputed": ("tensor", "float32", True),
-    "context, recomputed": ("context", "float32", True),
-    "pipeline, recomputed": ("pipeline", "float32", True),
-    "one rank, all rows, bfloat16": ("alone", "bfloat16", False),
-    "replicate, bfloat16": ("replicate", "bfloat16", False),
-    "fsdp, bfloat16": ("fsdp", "bfloat16", False),
-    "tensor, bfloat16": ("tensor", "bfloat16", False),
-    "context, bfloat16": ("context", "bfloat16", False),
-    "pipeline, bfloat16": ("pipeline", "bfloat16", False),
+STRATEGIES = {
+    "": "alone replicate zero1 zero2 fsdp tensor context pipeline",
+    "recomputed": "alone replicate fsdp tensor context pipeline",
+    "bfloat16": "alone replicate fsdp tensor context pipeline",
 }
-
-
-def resident(field: str) -> float:
-    """MiB by this process's own account: VmRSS now, VmHWM at most since it was last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+"""What differs from float32 without recomputed layers -> strategies that are measured so."""
+MODES = {
+    f"{'one rank, all rows' if name == 'alone' else name}{how and ', '}{how}": (name, how)
+    for how, names in STRATEGIES.items()
+    for name in names.split()
+}
 
 
 class Kept:
@@ -99,7 +81,8 @@ class Kept:
 
 
 def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
-    strategy, precision, recompute = MODES[mode]
+    strategy, how = MODES[mode]
+    precision, recompute = "bfloat16" if how == "bfloat16" else "float32", how == "recomputed"
     keep_freed_memory()  # as ranks do
     cpu = torch.device("cpu")
     world = 1 if strategy == "alone" else 2
@@ -146,7 +129,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         placement=placement,
     )
     kept = None if stage else Kept(model, recompute)  # shards' gathered layers come and go
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
     shards = 1 if world == 1 or strategy in axes else 2
@@ -167,28 +150,23 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("width", 512), ("layers", 8), ("tokens", 1024), ("passes", 1), ("rank", -1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("--only", choices=MODES, nargs="*")
-    parser.add_argument("--address")
-    options = parser.parse_args()
+    inside = {"mode": "", "address": "", "rank": (-1, "of a process that this one starts")}
+    options = asked(__doc__, width=512, layers=8, tokens=1024, passes=1, only=[*MODES], json=KEPT, **inside)
     torch.set_num_threads(1)
     if options.rank >= 0:
         print(json.dumps(measure(options.mode, options)))
         return
-    columns = ("held", "kept", "peak", "bubble, %")
-    print(f"| two ranks, MiB a rank | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-    for mode in options.only or MODES:
-        address = free_address(held=False)
-        command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
-        running = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
-            for rank in range(1 + (MODES[mode][0] != "alone"))
-        ]
-        found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
-        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in columns) + " |")
+    show(of_modes(options), kept=options.json)
+
+
+def of_modes(options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """The largest figures of any rank."""
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("width", "layers", "tokens", "passes")]
+    for mode in options.only:
+        world = 1 if MODES[mode][0] == "alone" else 2
+        found = in_ranks(world, *sizes, "--mode", mode, "--address", free_address(held=False))
+        most = {key: f"{max(one[key] for one in found):.0f}" for key in ("held", "kept", "peak", "bubble, %")}
+        yield {"two ranks, MiB a rank": mode} | most
 
 
 if __name__ == "__main__":

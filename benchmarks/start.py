@@ -9,15 +9,16 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contest import Contender, ContenderError
+from contest import Contender, ContenderError, watched
+from harness import PLAUDIT, ROOT, SOURCE
 from lines import ASIDE, TRL, Line, Row
-from measure import DEADLINE, ROOT, Setting, entry, task_of
+from measure import DEADLINE, Setting, entry, task_of
 
 TRIES = {"start-help": 5, "start-step": 3}
 """Measured tries, after one that warms the file cache."""
@@ -56,19 +57,15 @@ def figures(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def helps(setting: Setting) -> tuple[Timed, Timed]:
-    ours = [sys.executable, "-m", "plaudit.commands.cli", "--help"]
-    return (
-        lambda: whole(ours, setting, source=str(ROOT / "src")),
-        lambda: whole([str(ROOT / ".venv-trl" / "bin" / "trl"), "--help"], setting, source=""),
-    )
+    def whole(command: Sequence[str], source: dict[str, str]) -> float:
+        """Seconds that a command takes in all."""
+        environment = {**os.environ, **setting.environment(), **source}
+        began = time.perf_counter()
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE)
+        return time.perf_counter() - began
 
-
-def whole(command: Sequence[str], setting: Setting, *, source: str) -> float:
-    """Seconds that a command takes in all."""
-    environment = {**os.environ, **setting.environment(), "PYTHONPATH": source}
-    began = time.perf_counter()
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE)
-    return time.perf_counter() - began
+    trl = str(ROOT / ".venv-trl" / "bin" / "trl")
+    return partial(whole, [*PLAUDIT, "--help"], SOURCE), partial(whole, [trl, "--help"], {"PYTHONPATH": ""})
 
 
 def first_steps(setting: Setting, folder: Path) -> tuple[Timed, Timed]:
@@ -86,21 +83,22 @@ def first_steps(setting: Setting, folder: Path) -> tuple[Timed, Timed]:
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     metrics = Path(task.output) / "run" / "metrics.jsonl"
-    command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(folder / "recipe.yaml")]
+    command = [*PLAUDIT, "sft", str(folder / "recipe.yaml")]
     start = entry(TRL, task, setting, folder)
 
     def ours() -> float:
+        taken = 0.0
+
+        def look(seconds: float) -> bool:
+            nonlocal taken
+            taken = seconds
+            return metrics.exists() and metrics.stat().st_size > 0
+
         metrics.unlink(missing_ok=True)
-        environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
-        began = time.perf_counter()
-        with (folder / "plaudit.log").open("w") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
-            time.sleep(0.01)
-        seconds = time.perf_counter() - began
-        if process.wait() or not metrics.exists():
-            raise ContenderError(f"it ended early; its output is in {folder / 'plaudit.log'}")
-        return seconds
+        failure = watched(command, setting.environment() | SOURCE, folder / "plaudit.log", look, DEADLINE)
+        if failure:
+            raise ContenderError(failure)
+        return taken
 
     def theirs() -> float:
         if isinstance(start, str):

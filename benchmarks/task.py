@@ -1,18 +1,22 @@
 """What one contender is to do: a frozen value that every process of a benchmark reads, in whatever environment it runs.
 
-Standard library only: the peers' environments import this file too.
+Standard library only, and torch where a contender begins: the peers' environments import this file too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gate import Gate
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 1024},
@@ -110,6 +114,17 @@ class Task:
     @classmethod
     def read(cls, path: str | Path) -> Task:
         return cls(**json.loads(Path(path).read_text()))
+
+
+def begin() -> tuple[Task, Gate]:
+    """The task that the command line names, and its gate. Torch gets its threads, and nothing is written elsewhere."""
+    task = Task.read(sys.argv[1])
+    gate = Gate(steps=task.steps, repeats=task.repeats)
+    import torch
+
+    torch.set_num_threads(task.threads)
+    os.chdir(task.output)
+    return task, gate
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

@@ -10,16 +10,15 @@ them. Needs ray.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import KEPT, asked, show
 from torch import Tensor
 
 from plaudit.rollout.accepted import Accepted, check_held
@@ -106,7 +105,7 @@ def plain_copy(megabytes: int, repeats: int) -> list[float]:
     return [timed(lambda: [target[name].copy_(tensor) for name, tensor in weights.items()]) for _ in range(repeats)]
 
 
-async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dict[str, list[float]]:
+async def measure(repeats: int, megabytes: int, workers: int, ranks: int) -> dict[str, list[float]]:
     settings = RuntimeSettings(kind="ray")
     prepare(settings)
     from plaudit.runtime.ray import RayRuntime
@@ -142,37 +141,32 @@ async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dic
     return found
 
 
-def rows_of(found: dict[str, list[float]], megabytes: int, workers: int, ranks: int) -> list[list[str]]:
-    """Of the table, one for each way."""
+def rows_of(found: dict[str, list[float]], megabytes: int, workers: int, ranks: int) -> list[dict[str, Any]]:
+    """Of the table, one for each way; seconds, and gigabytes a second."""
     gigabytes = megabytes * 2**20 / 1e9
     medians = {name: statistics.median(times) for name, times in found.items()}
     rows = []
     for way in WEIGHTS:
-        seconds = [medians[f"{way}: {step}"] for step in STEPS]
-        whole = medians[f"{way}: whole update"]
-        speed, plain = gigabytes / whole, gigabytes / medians["plain copy"]
-        case = [str(megabytes), str(ranks), str(workers), way]
-        rows.append([*case, *(f"{s:.3f}" for s in seconds), f"{speed:.2f}", f"{plain:.1f}"])
+        seconds = {step: f"{medians[f'{way}: {step}']:.3f}" for step in STEPS}
+        speeds = {"GB/s": f"{gigabytes / medians[f'{way}: whole update']:.2f}"}
+        speeds["plain copy"] = f"{gigabytes / medians['plain copy']:.1f}"
+        rows.append({"MB": megabytes, "ranks": ranks, "workers": workers, "way": way} | seconds | speeds)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, nargs="+", default=[20, 200, 800], help="sizes of the weights")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4], help="rollout workers that take them")
-    parser.add_argument("--ranks", type=int, default=1, help="ranks that have parts of the weights")
-    parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+    options = asked(
+        __doc__,
+        mb=([20, 200, 800], "sizes of the weights"),
+        workers=([1, 4], "rollout workers that take them"),
+        ranks=(1, "ranks that have parts of the weights"),
+        repeats=7,
+        json=KEPT,
+    )
     torch.set_num_threads(1)
-    table = Table(title="an update of rollout workers, seconds; one thread each", title_justify="left")
-    for title in ("MB", "ranks", "workers", "way", *STEPS, "GB/s", "plain copy"):
-        table.add_column(title, justify="left" if title == "way" else "right")
-    for megabytes in options.mb:
-        for workers in options.workers:
-            found = asyncio.run(measure(megabytes, options.repeats, workers, options.ranks))
-            for row in rows_of(found, megabytes, workers, options.ranks):
-                table.add_row(*row)
-    Console(width=110).print(table)
+    cases = itertools.product(options.mb, options.workers, [options.ranks])
+    rows = (row for case in cases for row in rows_of(asyncio.run(measure(options.repeats, *case)), *case))
+    show(rows, title="an update of rollout workers, seconds; one thread each", kept=options.json)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,7 @@ def sources(folder: Path) -> dict[str, str]:
 @pipeline_options(CONFIG)
 @click.option("--create_dummy_data", "create", is_flag=True, help="Write the data anew.")
 def main(
-    create: bool,
-    config: Path,
-    dist_config: Path | None,
-    output_dir: Path,
-    traceback: bool,
-    overrides: tuple[str, ...],
+    create: bool, config: Path, dist_config: Path | None, output_dir: Path, traceback: bool, overrides: tuple[str, ...]
 ) -> None:
     with plain_errors(output_dir):
         folder = output_dir / "data"

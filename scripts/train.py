@@ -158,11 +158,7 @@ def texts(settings: PipelineSettings) -> Iterator[str]:
             for where, row in scan_rows(source, split=data.get("split", "train")):
                 try:
                     read, _ = sample(
-                        row,
-                        kind=kind,
-                        where=where,
-                        dialect=data.get("dialect", "auto"),
-                        columns=data.get("columns"),
+                        row, kind=kind, where=where, dialect=data.get("dialect", "auto"), columns=data.get("columns")
                     )
                 except DataError:
                     continue  # the stage refuses it, or counts it as data.bad_rows allows

@@ -10,5 +10,5 @@ def test_first_view_and_searches_are_measured(tmp_path, capsys, monkeypatch):
     main()
     said = capsys.readouterr().out
     assert "first view, nothing indexed" in said
-    assert "640 found" in said
-    assert "1 found" in next(line for line in said.splitlines() if line.startswith("a rare word"))
+    assert "| 640 |" in said
+    assert next(line for line in said.splitlines() if line.startswith("| a rare word")).endswith("| 1 |")

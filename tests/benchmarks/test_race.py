@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table, watched
+from contest import watched
+from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table
 
 from plaudit.commands.demo import placed
 from plaudit.preflight.check import preflights
@@ -43,16 +44,17 @@ def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
 
 def test_a_side_that_ends_early_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('done')"]
-    course = watched(command, {}, tmp_path / "log", lambda course, seconds: False, 30.0)
-    assert course.failure == f"it ended (status 0) before the mark; its output is in {tmp_path / 'log'}"
+    failure = watched(command, {}, tmp_path / "log", lambda seconds: False, 30.0)
+    assert failure == f"it ended (status 0) before the mark; its output is in {tmp_path / 'log'}"
 
 
 def test_a_side_is_stopped_when_it_arrives(tmp_path: Path) -> None:
-    def look(course: Course, seconds: float) -> bool:
+    course = Course()
+
+    def look(seconds: float) -> bool:
         return course.saw(seconds, 1.0, answers=256, mark=0.6)
 
-    course = watched([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path / "log", look, 30.0)
-    assert course.failure == ""
+    assert watched([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path / "log", look, 30.0) == ""
     assert course.ends["gold"] < 30
 
 
@@ -63,11 +65,17 @@ def test_the_table_compares_the_times_to_the_mark() -> None:
     }
     lost = {"ours": Course({"gold": 50.0}, [(50.0, 0.7)]), "trl": Course(failure="it ended")}
     third = {"ours": Course({"gold": 100.0}, [(100.0, 0.61)]), "trl": Course({"gold": 250.0}, [(250.0, 0.6)])}
-    shown = table("grpo", [first, lost, third], 0.6, 2)
-    columns = {str(column.header): list(column.cells) for column in shown.columns}
-    assert columns["SFT done"] == ["20", "-", "-", "-", "-", "-", ""]
-    assert columns["gold reached"] == ["100", "350", "50", "-", "100", "250", ""]
-    assert columns["times as fast"] == ["", "3.50", "", "", "", "2.50", "3.00"]
+    assert table([first, lost, third]).splitlines() == [
+        "| seed | side | SFT done | gold reached | last gold | times as fast |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| 0 | ours | 20 | 100 | 0.61 |  |",
+        "| 0 | trl | - | 350 | 0.60 | 3.50 |",
+        "| 1 | ours | - | 50 | 0.70 |  |",
+        "| 1 | trl | - | - | - |  |",
+        "| 2 | ours | - | 100 | 0.61 |  |",
+        "| 2 | trl | - | 250 | 0.60 | 2.50 |",
+        "| mean |  |  |  |  | 3.00 |",
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)
