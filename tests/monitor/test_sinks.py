@@ -155,7 +155,10 @@ def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package
     monkeypatch.setitem(sys.modules, package, None)  # what an import of a missing package meets
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     asked = LogSettings(trackers={package: "chats"}), tmp_path, {}
-    with pytest.raises(ImportError, match=rf"pip install -e '\.\[{package}\]'"), opened_trackers(*asked, resumed_after=0):
+    with (
+        pytest.raises(ImportError, match=rf"pip install -e '\.\[{package}\]'"),
+        opened_trackers(*asked, resumed_after=0),
+    ):
         pass
 
 

@@ -5,15 +5,13 @@ ZeRO's stages become FSDP2, which gathers and sums as often as they do. Keys wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from plaudit.importers.table import Translation, Work, flat, imported, table, translate
+from plaudit.importers.table import Found, Translation, Work, flat, imported, table, translate
 from plaudit.settings.files import read
 from plaudit.settings.imported import Imported
 from plaudit.support.fields import shown
-
-Found = Iterator[tuple[str, Any]]
 
 STAGES = {1: "zero1", 2: "zero2", 3: "fsdp"}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}

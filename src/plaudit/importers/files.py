@@ -25,7 +25,7 @@ def opened(
     """Return our own recipe unchanged, or another system's file as a recipe; a DeepSpeed configuration overrides it.
     Raises SettingsError with everything that cannot be used."""
     refuse_unread(tree)
-    other = next((one for one in OTHERS if one.theirs(tree)), None)
+    other = next((one for one in OTHERS if one.TELLING & set(tree)), None)
     if other is not None and (ours := sorted(set(vars(Settings())) & set(tree) - {"seed"})):
         raise SettingsError(
             f"the file mixes Plaudit's keys ({', '.join(ours)}) with keys of another system: keep those of one system"
