@@ -68,14 +68,6 @@ def precision(r: Translation) -> Found:
         yield "learn.precision", "bfloat16" if low else "float32"
 
 
-def optimizer(r: Translation) -> Found:
-    if r("optimizer.type", "AdamW").lower() not in ("adam", "adamw"):
-        r.refuse("optimizer.type", "only AdamW is supported")
-    if not r("optimizer.params.adam_w_mode", True):
-        r.refuse("optimizer.params.adam_w_mode", "weight decay is decoupled from the gradient (AdamW): set it to true")
-    yield from ()
-
-
 def scheduler(r: Translation) -> Found:
     if (named := r("scheduler.type")) is None:
         return
@@ -136,4 +128,4 @@ def tracker(r: Translation) -> Found:
         yield "log.trackers", found
 
 
-WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, optimizer, scheduler, sharding, tracker)}
+WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, scheduler, sharding, tracker)}
