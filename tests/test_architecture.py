@@ -260,7 +260,7 @@ def circles(root: Path) -> list[str]:
 COMMANDS_OF = {
     "commands/ahead.py": {"preflight"},
     "commands/cli.py": {"relabel"},
-    "commands/page.py": {"page"},
+    "commands/listening.py": {"page"},
 }
 
 

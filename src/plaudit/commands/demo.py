@@ -14,7 +14,7 @@ from typing import Any
 
 from plaudit.commands.options import NO_PICTURES
 from plaudit.evaluate.before_after import BeforeAfter
-from plaudit.monitor.console import Reporter, clock
+from plaudit.monitor.console import Reporter, clock, of_figures
 from plaudit.monitor.plots import draw
 from plaudit.runs.pipeline import PipelineRun, load_pipeline, run_pipeline
 from plaudit.settings.recipes import read_yaml
@@ -39,11 +39,6 @@ SHOWN = (
 
 Make = Callable[[Path, int, Reporter], None]
 """Write a task's files into a folder, for a seed, and say what they are."""
-
-
-def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
-    """Run the whole pipeline on the generated task for each seed."""
-    return run_task(RECIPE, demo_data, output, seeds=seeds, overrides=overrides)
 
 
 def run_task(
@@ -125,12 +120,8 @@ def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
 
 def seeds_table(figures: dict[str, dict[str, Any]], seeds: int) -> Any:
     """Return a rich table of mean, deviation and every seed's value."""
-    from rich.table import Table
-
-    table = Table(title=f"Over {seeds} seeds", title_justify="left")
-    for title in ("", "mean", "deviation", "each seed"):
-        table.add_column(title, justify="left" if not title else "right")
-    for label, figure in figures.items():
-        each = ", ".join(f"{value:.3f}" for value in figure["values"])
-        table.add_row(label, f"{figure['mean']:.3f}", f"{figure['deviation']:.3f}", each)
-    return table
+    rows = (
+        (label, f"{one['mean']:.3f}", f"{one['deviation']:.3f}", ", ".join(f"{value:.3f}" for value in one["values"]))
+        for label, one in figures.items()
+    )
+    return of_figures(f"Over {seeds} seeds", ("", "mean", "deviation", "each seed"), rows)
