@@ -136,12 +136,9 @@ def _samples(settings: RelabelSettings, bad: list[str]) -> Iterator[Sample]:
                     raise row
                 read, _ = sample(row, kind=kind, where=where, dialect=settings.dialect, columns=settings.columns)
                 if kind == DEMONSTRATION:
-                    shown = demonstration_of(read)
-                    read = replace(read, prompt=shown.prompt, messages=shown.messages)
-                    yield replace(read, answer=shown.completion, turn=shown.turn)
+                    yield demonstration_of(read)
                 else:
-                    preference_of(read)
-                    yield read
+                    yield preference_of(read)
             except DataError as error:
                 bad.append(str(error))
                 if len(bad) > settings.bad_rows:
