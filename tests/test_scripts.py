@@ -189,6 +189,7 @@ def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, dat
         ("cluster: {cpus_per_worker: 0}", "cluster.cpus_per_worker=0 "),
         ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2: it must be"),
         ("strategy: {name: zero}", "strategy.name=zero must be"),
+        ("strategy: {name: auto}", "strategy.name=auto must be"),
         ("strategy: {micro_tokens: 0}", "strategy.micro_tokens=0 "),
         ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 .. cluster.runtime=ray"),
         ("fault_tolerance: {checkpoint_interval: 0}", "fault_tolerance.checkpoint_interval=0 "),

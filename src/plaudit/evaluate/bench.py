@@ -72,7 +72,8 @@ class Bench(Measures):
         leaves out other prompts than that of the policy whose answers are `beside` them."""
         sampling, prompts = self.settings.sampling, self.prompts(policy)
         if beside is not None and [one.id for one in prompts] != [group[0].prompt.id for group in beside]:
-            raise ValueError(f"{name} does not keep the same prompts: set data.overlong=truncate or error")
+            why = f"{name} leaves out other prompts than the first policy"
+            raise ValueError(f"{why}: set data.overlong=truncate or error")
         rewards = self.rewards(judge, policy.tokenizer)
         total = len(prompts) * sampling.samples
         with self.reporter.track(f"answers of {name}", total) as tracker:

@@ -24,7 +24,9 @@ def keys() -> KeyTable:
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the file sets, as a nested mapping of our keys. Raises SettingsError with every value
     that is invalid or that the file's runtime cannot use."""
-    values = {key: value for key, value in flat(tree, keys().known).items() if value != "auto"}
+    values = flat(tree, keys().known)
+    if values.get("communication.backend") == "auto":
+        del values["communication.backend"]
     return imported(Translation(table=keys(), method="sft", foreign=values), WORK).recipe
 
 
