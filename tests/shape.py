@@ -83,7 +83,7 @@ ROOMS = {
         2575,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
     ),
-    "importers": (1405, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
+    "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
