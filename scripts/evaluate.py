@@ -74,11 +74,11 @@ def find_models(folder: Path) -> Found:
 def served(source: str, data: Any) -> tuple[list[str], dict[str, str]]:
     """Which of demonstrations, preferences and prompts the first row of a file gives, and why not the others."""
     from plaudit.data.fields import DataError
-    from plaudit.data.formats import demonstration_of, preference_of, question_of, sample
+    from plaudit.data.formats import demonstration_of, preference_of, sample
     from plaudit.data.read import read_rows
 
     where, row = next(read_rows(source, split=data.split))
-    records = {"demonstrations": demonstration_of, "preferences": preference_of, "prompts": question_of}
+    records = {"demonstrations": demonstration_of, "preferences": preference_of, "prompts": lambda read: read}
     gives: list[str] = []
     reasons: dict[str, str] = {}
     for kind, record in records.items():

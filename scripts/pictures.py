@@ -29,7 +29,7 @@ def picture(width: float, height: float) -> Callable[[Draw], Callable[[Found, Pa
             from matplotlib import rc_context
             from matplotlib.figure import Figure
 
-            with rc_context(STYLE):
+            with rc_context(fname=STYLE):
                 figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
                 draw(found, figure)
                 figure.savefig(path)

@@ -90,10 +90,10 @@ def prepare(
 
 def distributed(path: Path | None) -> Tree:
     """What a distributed.yaml sets of every stage's run."""
-    from plaudit.importers.distributed import imported
+    from plaudit.importers.distributed import recipe
     from plaudit.settings.recipes import read_yaml
 
-    return {} if path is None else imported(read_yaml(path))
+    return {} if path is None else recipe(read_yaml(path))
 
 
 def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]]:

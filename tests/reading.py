@@ -1,7 +1,7 @@
 """Rows as records and records as rows, in one call each."""
 
 from plaudit.data import tokenize
-from plaudit.data.formats import demonstration_of, preference_of, question_of, sample
+from plaudit.data.formats import demonstration_of, preference_of, sample
 from plaudit.data.reader import Reader
 from plaudit.data.records import DEMONSTRATION, PREFERENCE, QUESTION
 from plaudit.data.report import Tally
@@ -16,7 +16,7 @@ def preference(row, **how):
 
 
 def question(row, **how):
-    return question_of(sample(row, kind=QUESTION, **how)[0])
+    return sample(row, kind=QUESTION, **how)[0]
 
 
 def _tokenised(read):

@@ -34,8 +34,8 @@ ROOMS = {
     "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1135,
-        "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); rooms (30)",
+        1140,
+        "paths, plugins, visible text, late imports, long calls, requests; settings; errors (60); addresses (95)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -47,16 +47,16 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
-        2005,
+        1980,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4690,
+        4620,
         "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
     ),
     "rewards": (
-        3055,
+        2995,
         "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
     ),
     "models": (
@@ -77,31 +77,31 @@ ROOMS = {
         2760,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
-    "evaluate": (1770, "figures of models that are no figures of a run"),
-    "settings": (1070, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
+    "evaluate": (1750, "figures of models that are no figures of a run"),
+    "settings": (1040, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2575,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
     ),
-    "importers": (1535, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
+    "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "interchange": (
         960,
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
-    "trackers": (220, "TensorBoard, W&B, MLflow, Trackio (optional)"),
-    "page": (940, "a run's page and the page of all runs, besides its scripts (optional)"),
+    "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
+    "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1885, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
-        275,
+        255,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3130,
+        3085,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
     "commands": (
-        2280,
+        2240,
         "the command line; export (60), a pretrained model (70), beside a run (80), connections (130), `init` (130)",
     ),
 }

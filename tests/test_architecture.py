@@ -262,7 +262,7 @@ COMMANDS_OF = {
     "commands/ahead.py": {"preflight"},
     "commands/cli.py": {"relabel"},
     "commands/files.py": {"interchange"},
-    "commands/page.py": {"page"},
+    "commands/listening.py": {"page"},
 }
 
 

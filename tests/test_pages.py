@@ -20,7 +20,8 @@ from plaudit.commands.explain import explained
 from plaudit.commands.init import init
 from plaudit.data import formats
 from plaudit.evaluate.settings import CompareSettings, EvaluationSettings, GenerateSettings, RelabelSettings
-from plaudit.preflight.layout import plan, report
+from plaudit.preflight.held import models_of
+from plaudit.preflight.layout import read_mesh, report
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.settings.recipes import load_tree, read_settings
@@ -156,7 +157,8 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
     elif name == "init":
         assert init(given["method"], [word for word in overrides if "=runs/" not in word], reader / "new.yaml")
     elif name == "layout":
-        assert list(report(plan(read_settings(recipe, overrides), given["mesh"], given["ranks"]), given["rank"]))
+        mesh = read_mesh(given["mesh"]) if given["mesh"] else None
+        assert list(report(models_of(read_settings(recipe, overrides), mesh, given["ranks"]), given["rank"]))
     elif name == "relabel":
         check(load_tree(RelabelSettings, {}, [*overrides, "overwrite=true"]))
     elif name == "compare":

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 from told import says
 
-from plaudit.importers.distributed import ROWS, imported
+from plaudit.importers.distributed import keys, recipe
 from plaudit.runs.records import Run
 
 pytestmark = pytest.mark.slow
@@ -187,14 +187,15 @@ def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, dat
         ("cluster: {runtime: slurm}", "cluster.runtime=slurm .. local, ray"),
         ("cluster: {num_workers: 4}", "cluster.num_workers=4 .. cluster.runtime=ray"),
         ("cluster: {cpus_per_worker: 0}", "cluster.cpus_per_worker=0 "),
-        ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2 must be"),
+        ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2: it must be"),
         ("strategy: {name: zero}", "strategy.name=zero must be"),
+        ("strategy: {name: auto}", "strategy.name=auto must be"),
         ("strategy: {micro_tokens: 0}", "strategy.micro_tokens=0 "),
         ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 .. cluster.runtime=ray"),
         ("fault_tolerance: {checkpoint_interval: 0}", "fault_tolerance.checkpoint_interval=0 "),
         ("communication: {backend: mpi}", "communication.backend=mpi must be"),
         ("communication: {backend: nccl}", "communication.backend=nccl .. cluster.runtime=ray"),
-        ("cluster: {num_worker: 1}", "cluster.num_worker .. mean num_workers"),
+        ("cluster: {num_worker: 1}", "cluster.num_worker .. mean cluster.num_workers"),
         ("communications: {}", "communications .. mean communication"),
         ("fault_tolerance: {resume: maybe}", "fault_tolerance.resume=maybe "),
     ],
@@ -214,13 +215,13 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
         "fault_tolerance": {"max_failures": 7, "timeout": 5.0},
         "communication": {"timeout": 60.0},
     }
-    found = imported(given)
+    found = recipe(given)
     assert found["rollout"] == {"workers": 3}
     given["cluster"]["max_rollout_workers"] = 5
-    assert imported(given)["rollout"] == {"workers": [3, 5]}
+    assert recipe(given)["rollout"] == {"workers": [3, 5]}
     given["cluster"]["max_rollout_workers"] = 2
-    with pytest.raises(ValueError, match=r"max_rollout_workers=2 .*cluster\.num_rollout_workers=3"):
-        imported(given)
+    with pytest.raises(ValueError, match=r"max_rollout_workers=2\b.*cluster\.num_rollout_workers=3"):
+        recipe(given)
     assert found["runtime"] == {
         "kind": "ray",
         "num_training_workers": 2,
@@ -236,15 +237,15 @@ def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:
     from plaudit.settings.recipes import read_yaml
 
     given = read_yaml(ROOT / "configs" / "distributed.yaml")
-    assert {f"{section}.{key}" for section, keys in given.items() for key in keys} == {row.theirs for row in ROWS}
+    assert {f"{section}.{key}" for section, inner in given.items() for key in inner} == {*keys().known}
     expected = {"runtime": {"kind": "local"}, "learn": {"micro_tokens": 8192}, "save": {"every": 50}}
-    assert imported(given) == expected
+    assert recipe(given) == expected
 
 
 def test_null_settings_leave_the_recipe_alone() -> None:
-    assert imported({}) == imported({"cluster": {"num_workers": None}, "strategy": None}) == {}
-    assert imported({"cluster": {"gpus_per_worker": 1}}) == {"device": "cuda"}
-    assert imported({"cluster": {"runtime": "ray"}}) == {"runtime": {"kind": "ray"}}
+    assert recipe({}) == recipe({"cluster": {"num_workers": None}, "strategy": None}) == {}
+    assert recipe({"cluster": {"gpus_per_worker": 1}}) == {"device": "cuda"}
+    assert recipe({"cluster": {"runtime": "ray"}}) == {"runtime": {"kind": "ray"}}
 
 
 def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any) -> None:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.data.fields import TEMPLATE_COLUMNS, DataError, Message
@@ -30,7 +29,7 @@ from plaudit.evaluate.policy import Answer, Answers, scored
 from plaudit.evaluate.preference import margin_figures
 from plaudit.evaluate.settings import RelabelSettings
 from plaudit.evaluate.statistics import Interval
-from plaudit.monitor.console import Reporter
+from plaudit.monitor.console import Reporter, of_figures
 from plaudit.rewards.functions import FunctionReward
 from plaudit.support.paths import at_home, write_whole, written_whole
 from plaudit.support.plugins import load_plugins
@@ -82,17 +81,10 @@ class Relabelling:
 
     def table(self) -> Table:
         """Counts and figures for a terminal."""
-        from rich.table import Table
-
-        table = Table(title=f"Relabelled: {self.settings.output}", title_justify="left")
-        table.add_column("")
-        for title in ("value", "95 % interval", "n"):
-            table.add_column(title, justify="right")
-        for name in ("rows", "pairs", "written", "swapped", "ties", "unscored"):
-            table.add_row(name, str(vars(self)[name]), "", "")
-        for name, figure in self.figures.items():
-            table.add_row(name, *figure_cells(figure))
-        return table
+        counts = ("rows", "pairs", "written", "swapped", "ties", "unscored")
+        rows = [(name, str(vars(self)[name]), "", "") for name in counts]
+        rows += [(name, *figure_cells(figure)) for name, figure in self.figures.items()]
+        return of_figures(f"Relabelled: {self.settings.output}", ("", "value", "95 % interval", "n"), rows)
 
 
 def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> Relabelling:
@@ -113,10 +105,7 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
             raise ValueError(f"{name} reads an answer's tokens, and these are texts: name a measure of the text")
     answers = [_answers(one, settings) for one in asked]
     prompts = [group[0].prompt for group in answers if group]
-    if why := next(
-        (why for one in reward.values() if isinstance(one, FunctionReward) and (why := one.lacking(prompts))), ""
-    ):
-        raise ValueError(why)
+    measures.check_columns(prompts)
     result, rows = _ordered(settings, asked, scored(answers, reward))
     result = replace(result, rows=len(samples) + len(bad), bad=tuple(bad))
     if not rows:
@@ -129,13 +118,8 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
     with written_whole(out) as part:
         write_rows(part, rows)
     report = visible(json.dumps(result.json(), indent=1, ensure_ascii=False))
-    write_whole(report_of(out), report + "\n")
+    write_whole(out.with_suffix(".report.json"), report + "\n")
     return result
-
-
-def report_of(out: Path) -> Path:
-    """Return the path of the report on a file of pairs."""
-    return out.with_suffix(".report.json")
 
 
 def _samples(settings: RelabelSettings, bad: list[str]) -> Iterator[Sample]:
@@ -152,12 +136,9 @@ def _samples(settings: RelabelSettings, bad: list[str]) -> Iterator[Sample]:
                     raise row
                 read, _ = sample(row, kind=kind, where=where, dialect=settings.dialect, columns=settings.columns)
                 if kind == DEMONSTRATION:
-                    shown = demonstration_of(read)
-                    read = replace(read, prompt=shown.prompt, messages=shown.messages)
-                    yield replace(read, answer=shown.completion, turn=shown.turn)
+                    yield demonstration_of(read)
                 else:
-                    preference_of(read)
-                    yield read
+                    yield preference_of(read)
             except DataError as error:
                 bad.append(str(error))
                 if len(bad) > settings.bad_rows:

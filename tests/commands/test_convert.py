@@ -60,7 +60,7 @@ def test_demonstrations_keep_their_turns(write, tmp_path, to, row):
     convert(source, target, to=to)
     convert(str(target), chat, to="messages")
     before, after = demonstration(row, where="f:1"), demonstration(rows_of(chat)[0], where="f:1")
-    assert after.completion == before.completion
+    assert after.answer == before.answer
     assert after.messages == (before.messages or ({"role": "user", "content": before.prompt},))
     assert question(rows_of(target)[0], where="f:1").extra == {"id": 1}
 

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from plaudit.data.chat import Chats, shorter
 from plaudit.data.fields import DataError
 from plaudit.data.reader import parts_of
-from plaudit.data.records import Demonstration, Pair, Preference, Question
+from plaudit.data.records import Pair, Sample
 from plaudit.data.report import DataReport, Tally
 from plaudit.data.settings import DataSettings
 
@@ -90,9 +90,9 @@ def test_rows_have_the_tokens_that_transformers_renders(name, kind, request):
     for before in chats:
         for text in ("Five.", " Five\n lines. \n"):
             answer = {"role": "assistant", "content": text}
-            record = Demonstration(prompt="", completion=text, messages=before, where="f:1")
+            record = Sample(prompt="", answer=text, messages=before, where="f:1")
             (row,) = demonstration_rows([record], tokenizer, settings, ends=ends)
-            (prompt,) = prompts([Question(prompt="", messages=before, answer=None, extra={}, where="f:1")],
+            (prompt,) = prompts([Sample(prompt="", messages=before, answer=None, extra={}, where="f:1")],
                                 tokenizer, settings, ends=ends)  # fmt: skip
             asked = tuple(rendered(shape, tokenizer, before, add_generation_prompt=True)["input_ids"])
             assert prompt.tokens == asked == row.tokens[: row.trainable.index(True)]
@@ -138,7 +138,7 @@ def test_the_turns_of_a_chat_nest_where_the_probe_says_so(name, byte_level):
     shape = SHAPES[name]
     settings, ends = reading(shape, byte_level, every_turn=True)
     chat = (ASK, FOUR, AGAIN, FOUR, ASK)
-    record = Demonstration(prompt="", completion="Five.", messages=chat, where="f:1")
+    record = Sample(prompt="", answer="Five.", messages=chat, where="f:1")
     rows = [row.tokens for row in demonstration_rows([record], byte_level, settings, ends=ends)]
     assert len(rows) == 3
     assert all(rows[-1][: len(row)] == row for row in rows) == shape.nests
@@ -399,7 +399,7 @@ def test_both_answers_of_a_pair_are_written_by_the_template(byte_level):
     shape = SHAPES["gpt-oss, channels"]
     settings, ends = reading(shape, byte_level)
     pair = Pair(chosen="Four.", rejected="Five.", chosen_turn={"reasoning_content": "Hm."})
-    record = Preference(prompt="", messages=(ASK,), pairs=(pair,), where="f:1")
+    record = Sample(prompt="", messages=(ASK,), pairs=(pair,), where="f:1")
     said = [trained(row, byte_level) for row in preference_rows([record], byte_level, settings, ends=ends)]
     final = "<|channel|>final<|message|>"
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -425,8 +425,8 @@ def test_long_chats_lose_whole_turns_and_keep_the_system_turn_where_they_are_to_
     assert shorter((SYSTEM, ASK)) == shorter((ASK,)) == shorter(()) == ()
     room = len(byte_level(whole.prompt(less, {}))["input_ids"])
     limits = {"chat_template": chatml(), "max_prompt_tokens": room, "max_tokens": room + 20}
-    asked = Question(prompt="", messages=chat, answer=None, extra={}, where="f:1")
-    shown = Demonstration(prompt="", completion="Five.", messages=chat, where="f:1")
+    asked = Sample(prompt="", messages=chat, answer=None, extra={}, where="f:1")
+    shown = Sample(prompt="", answer="Five.", messages=chat, where="f:1")
     tally = Tally(source="f")
     (prompt,) = prompts([asked], byte_level, DataSettings(overlong="truncate", **limits), tally=tally)
     assert (prompt.messages, prompt.text, len(prompt.tokens)) == (less, whole.prompt(less, {}), room)
@@ -441,7 +441,7 @@ def test_long_chats_lose_whole_turns_and_keep_the_system_turn_where_they_are_to_
     tally = Tally(source="f")
     assert demonstration_rows([shown], byte_level, tight, tally=tally) == []
     assert tally.dropped == {"prompt too long": 1}, "its last question alone is too long"
-    long = Demonstration(prompt="", completion="Five." * 20, messages=chat, where="f:1")
+    long = Sample(prompt="", answer="Five." * 20, messages=chat, where="f:1")
     limits["max_prompt_tokens"] = 200
     limits["max_tokens"] = 210
     for overlong, kept in ((None, 0), ("truncate", 1)):

@@ -48,7 +48,7 @@ DEMONSTRATIONS = [
 @pytest.mark.parametrize("by_name", [False, True])
 def test_demonstrations(name, row, prompt, messages, by_name):
     read = demonstration(row, where="f.jsonl:1", dialect=name if by_name else "auto")
-    assert (read.prompt, read.messages, read.completion, read.where) == (prompt, messages, "a", "f.jsonl:1")
+    assert (read.prompt, read.messages, read.answer, read.where) == (prompt, messages, "a", "f.jsonl:1")
 
 
 HUMAN = "\n\nHuman: q\n\nAssistant:"
@@ -150,7 +150,7 @@ def test_whole_chats_tell_the_prompt_again(prompt):
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_a_turns_thoughts_are_read_under_each_of_their_names(key):
     read = demonstration({"messages": [USER, {**ASSISTANT, key: "let me see"}]}, where="f:1")
-    assert (read.completion, read.turn) == ("a", {"reasoning_content": "let me see"})
+    assert (read.answer, read.turn) == ("a", {"reasoning_content": "let me see"})
     assert demonstration({"messages": [USER, {**ASSISTANT, key: None}]}, where="f:1").turn == {}
 
 
@@ -166,7 +166,7 @@ def test_calls_and_tools_are_read_for_the_template_from_json_too():
         assert read.messages[1] == {"role": "assistant", "content": "", "tool_calls": [said]}
         assert read.messages[2] == result
     called = demonstration({"messages": [USER, answer]}, where="f:1")
-    assert (called.completion, [*called.turn]) == ("", ["tool_calls"])
+    assert (called.answer, [*called.turn]) == ("", ["tool_calls"])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_row_may_give_the_template_arguments_which_questions_keep_for_judges()
 def test_turns_that_are_not_to_be_trained_are_passed_over(untrained):
     last = {"role": "assistant", "content": "z", **untrained}
     read = demonstration({"messages": [USER, {**ASSISTANT, "weight": 1}, USER, last]}, where="f:1")
-    assert (read.completion, read.messages) == ("a", (USER,))
+    assert (read.answer, read.messages) == ("a", (USER,))
     with pytest.raises(DataError, match=r"f:1: .*weight 0"):
         demonstration({"messages": [USER, last]}, where="f:1")
     assert question({"messages": [USER, last]}, where="f:1").answer == "z"
@@ -217,7 +217,7 @@ def test_turns_that_are_not_to_be_trained_are_passed_over(untrained):
 def test_tools_and_calls_that_say_nothing_are_none(nothing):
     """As tables hold them, and functions that read one with pandas give them: arrays, which have no truth value."""
     row = {"messages": [USER, {**ASSISTANT, "tool_calls": nothing}], "tools": nothing}
-    assert demonstration(row, where="f:1").completion == "a"
+    assert demonstration(row, where="f:1").answer == "a"
 
 
 def test_answers_alone_leave_no_prompt_to_guess():
@@ -265,7 +265,7 @@ def test_answers_with_a_label_are_demonstrations_only_where_that_is_said(row):
         "messages": "messages",
         "question": "question/answer",
     }
-    assert demonstration(row, where="f:1", dialect=told[next(iter(row))]).completion == "a"
+    assert demonstration(row, where="f:1", dialect=told[next(iter(row))]).answer == "a"
 
 
 @pytest.mark.parametrize(
@@ -321,8 +321,8 @@ def test_pairs_are_judgements_of_a_good_and_a_bad_answer_each():
 
 
 def test_a_label_that_is_a_class_is_a_further_column():
-    assert demonstration({"text": "a", "label": 1}, where="f:1").completion == "a"
-    assert demonstration({"question": "q", "answer": "a", "label": "easy"}, where="f:1").completion == "a"
+    assert demonstration({"text": "a", "label": 1}, where="f:1").answer == "a"
+    assert demonstration({"question": "q", "answer": "a", "label": "easy"}, where="f:1").answer == "a"
 
 
 def test_rows_of_steps_are_prompts_and_nothing_else():
@@ -449,7 +449,7 @@ def test_columns_that_a_dialect_could_read_and_does_not_are_kept(row, extra):
 
 def test_a_completion_is_preferred_to_the_chosen_answer_unless_pairs_are_wanted():
     row = {"prompt": "q", "completion": "a", "chosen": "c", "rejected": "r"}
-    assert demonstration(row, where="f:1").completion == "a"
+    assert demonstration(row, where="f:1").answer == "a"
     assert preference(row, where="f:1").pairs[0].chosen == "c"
 
 
@@ -496,7 +496,7 @@ def test_a_row_without_a_renamed_column_says_so():
 
 def test_columns_rename_and_unknown_ones_are_refused():
     read = demonstration({"ask": "q", "reply": "a"}, where="f:1", columns={"prompt": "ask", "completion": "reply"})
-    assert (read.prompt, read.completion) == ("q", "a")
+    assert (read.prompt, read.answer) == ("q", "a")
     with pytest.raises(DataError, match=r"data\.columns\.promt .*prompt"):
         check_columns({"promt": "ask"})
 

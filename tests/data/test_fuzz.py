@@ -8,12 +8,17 @@ import pytest
 
 from plaudit.data.fields import DataError
 from plaudit.data.files import READERS, file_rows, ignore
-from plaudit.data.formats import demonstration_of, dialects, judgement_of, preference_of, question_of, sample
+from plaudit.data.formats import demonstration_of, dialects, judgement_of, preference_of, sample
 from plaudit.data.oasst import unfolded
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION
 
 ROWS = int(os.environ.get("FUZZ_ROWS", "1000"))
-KINDS = {DEMONSTRATION: demonstration_of, PREFERENCE: preference_of, QUESTION: question_of, JUDGEMENT: judgement_of}
+KINDS = {
+    DEMONSTRATION: demonstration_of,
+    PREFERENCE: preference_of,
+    QUESTION: lambda read: read,
+    JUDGEMENT: judgement_of,
+}
 TEXTS = (
     "",
     " ",

@@ -5,7 +5,7 @@ from reading import demonstration_rows, preference_rows, prompts
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from plaudit.data.records import Demonstration, Pair, Preference, Question
+from plaudit.data.records import Pair, Sample
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
 
@@ -75,12 +75,12 @@ def test_nothing_stands_between_prompt_and_answer_and_the_policy_is_asked_with_t
     )
     for prompt, answer in PARTS:
         tally = Tally(source="f")
-        record = Demonstration(prompt=prompt, completion=answer, messages=(), where="f:1")
+        record = Sample(prompt=prompt, answer=answer, messages=(), where="f:1")
         (row,) = demonstration_rows([record], tokenizer, DataSettings(), tally=tally)
         whole = tuple(tokenizer(prompt + answer, add_special_tokens=False)["input_ids"])
         assert row.tokens in ((*whole, 2), (1, *whole, 2)), (prompt, answer)
         assert tokenizer.decode(row.tokens, skip_special_tokens=True).lstrip() == (prompt + answer).lstrip()
-        (asked,) = prompts([Question(prompt=prompt, messages=(), answer=None, extra={}, where="f:1")],
+        (asked,) = prompts([Sample(prompt=prompt, messages=(), answer=None, extra={}, where="f:1")],
                            tokenizer, DataSettings())  # fmt: skip
         first = row.trainable.index(True)
         assert all(row.trainable[first:])
@@ -91,6 +91,6 @@ def test_nothing_stands_between_prompt_and_answer_and_the_policy_is_asked_with_t
         else:
             assert row.tokens[:first] == asked.tokens
             assert said.strip() == answer.strip()
-        pair = Preference(prompt=prompt, messages=(), pairs=(Pair(chosen=answer, rejected="\n."),), where="f:1")
+        pair = Sample(prompt=prompt, messages=(), pairs=(Pair(chosen=answer, rejected="\n."),), where="f:1")
         chosen, _ = preference_rows([pair], tokenizer, DataSettings())
         assert (chosen.tokens, chosen.trainable) == (row.tokens, row.trainable)

@@ -7,7 +7,7 @@ from reading import demonstration_rows, judgement_rows, preference_rows, prompts
 
 from plaudit.data.fields import DataError
 from plaudit.data.reader import AT_ONCE, encode_prompt, encode_texts
-from plaudit.data.records import Demonstration, Judgement, Pair, Preference, Question, Verdict
+from plaudit.data.records import Pair, Sample, Verdict
 from plaudit.data.report import Budget, DataReport, Tally
 from plaudit.data.settings import DataSettings
 from plaudit.learn.prefixes import shared
@@ -16,16 +16,16 @@ USER = {"role": "user", "content": "q"}
 
 
 def shown(prompt, completion, where="f:1"):
-    return Demonstration(prompt=prompt, completion=completion, messages=(), where=where)
+    return Sample(prompt=prompt, answer=completion, messages=(), where=where)
 
 
 def compared(prompt, *pairs, margin=0.0):
     made = tuple(Pair(chosen=chosen, rejected=rejected, margin=margin) for chosen, rejected in pairs)
-    return Preference(prompt=prompt, messages=(), pairs=made, where="f:1")
+    return Sample(prompt=prompt, messages=(), pairs=made, where="f:1")
 
 
 def asked(prompt, messages=(), answer=None):
-    return Question(prompt=prompt, messages=messages, answer=answer, extra={"level": 1}, where="f:1")
+    return Sample(prompt=prompt, messages=messages, answer=answer, extra={"level": 1}, where="f:1")
 
 
 def ids(tokenizer, text):
@@ -210,7 +210,7 @@ def test_templates_wrap_plain_prompts(tokenizer):
 
 def test_a_chat_is_trained_on_its_answer_as_it_would_be_asked(tokenizer):
     chats = DataSettings(chat_template="default")
-    record = Demonstration(prompt="", completion="a", messages=(USER,), where="f:1")
+    record = Sample(prompt="", answer="a", messages=(USER,), where="f:1")
     (row,) = demonstration_rows([record], tokenizer, chats)
     (prompt,) = prompts([asked("", messages=(USER,))], tokenizer, chats)
     assert row.tokens == (*prompt.tokens, *ids(tokenizer, "a"), tokenizer.eos_token_id)
@@ -224,7 +224,7 @@ def test_every_turn_of_a_chat_is_trained_where_asked_for(tokenizer):
     """Of three assistant turns one is blank; what opens a chat answers nothing."""
     opening, blank = turn("assistant", "o"), turn("assistant", " ")
     messages = (opening, USER, turn("assistant", "a"), USER, blank, USER)
-    chat = Demonstration(prompt="", completion="b", messages=messages, where="f:1")
+    chat = Sample(prompt="", answer="b", messages=messages, where="f:1")
     tally = Tally(source="f")
     for every, counts in ((False, 1), (True, 2)):
         given = DataSettings(chat_template="default", every_turn=every)
@@ -242,7 +242,7 @@ def test_every_turn_is_what_the_whole_chat_says_up_to_there(tokenizer):
     """So it has the log-probs that it has in one pass over the chat, and is computed in one (learn/prefixes.py)."""
     given = DataSettings(chat_template="default", every_turn=True)
     chat = (turn("system", "s"), USER, turn("assistant", "a"), USER, turn("assistant", "b"), USER)
-    record = Demonstration(prompt="", completion="c", messages=chat, where="f:1")
+    record = Sample(prompt="", answer="c", messages=chat, where="f:1")
     rows = [list(row.tokens) for row in demonstration_rows([record], tokenizer, given)]
     assert len(rows) == 3
     assert all(row == rows[-1][: len(row)] for row in rows)
@@ -253,8 +253,8 @@ def test_turns_that_do_not_fit_are_counted_and_a_chat_without_any_is_dropped(tok
     limits = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}", "every_turn": True}
     chat = (turn("user", "xy"), turn("assistant", "1"), turn("user", "long"))
     records = [
-        Demonstration(prompt="", completion="2", messages=chat, where="f:1"),
-        Demonstration(prompt="", completion="2", messages=chat[2:], where="f:2"),
+        Sample(prompt="", answer="2", messages=chat, where="f:1"),
+        Sample(prompt="", answer="2", messages=chat[2:], where="f:2"),
     ]
     tally = Tally(source="f")
     (row,) = demonstration_rows(records, tokenizer, DataSettings(max_prompt_tokens=3, **limits), tally=tally)
@@ -266,7 +266,7 @@ def test_turns_that_do_not_fit_are_counted_and_a_chat_without_any_is_dropped(tok
 def test_a_chat_with_a_turn_that_the_template_refuses_is_one_bad_row(tokenizer):
     template = "{% if messages | length > 2 %}{{ raise_exception('two turns') }}{% endif %}x"
     given = DataSettings(chat_template=template, every_turn=True)
-    record = Demonstration(prompt="", completion="b", messages=(USER, turn("assistant", "a"), USER), where="f:1")
+    record = Sample(prompt="", answer="b", messages=(USER, turn("assistant", "a"), USER), where="f:1")
     tally = Tally(source="f", budget=Budget(1))
     assert demonstration_rows([record, shown("x", "y")], tokenizer, given, tally=tally)[0].group == 0
     assert (len(tally.bad), tally.items, tally.rows) == (1, 1, 1)
@@ -312,7 +312,7 @@ def test_a_shortened_prompt_tells_what_is_left_of_it_without_bos(make_tokenizer)
 def called(prompt, **answers):
     """A judgement: an answer and whether it is good, each."""
     verdicts = tuple(Verdict(answer=answer, good=good) for answer, good in answers.items())
-    return Judgement(prompt=prompt, messages=(), verdicts=verdicts, where="f:1")
+    return Sample(prompt=prompt, messages=(), verdicts=verdicts, where="f:1")
 
 
 def test_each_judged_answer_stands_before_its_prompt_with_an_answer_to_another_one(tokenizer):
@@ -353,9 +353,7 @@ def test_answers_that_say_nothing_are_left_out_and_the_borrowed_one_is_cut_to_it
     both = (Verdict(answer="x", good=True), Verdict(answer="x", good=False))
     again = (Verdict(answer="y", good=True), Verdict(answer="y", good=True), *map(bad, "zuv"))
     tally = Tally(source="")
-    records = [
-        Judgement(prompt="p", messages=(), verdicts=verdicts, where="f:1") for verdicts in (both, (*both, *again))
-    ]
+    records = [Sample(prompt="p", messages=(), verdicts=verdicts, where="f:1") for verdicts in (both, (*both, *again))]
     rows = judgement_rows([*records, called("123", long=True)], tokenizer, limits, tally=tally)
     texts = [tokenizer.decode(row.tokens) for row in rows]
     assert texts == ["py<eos>", "plo", "pz<eos>", "plo", "123lo", "123y<eos>"]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from plaudit.data.reader import encode_texts
-from plaudit.data.records import Pair, Preference, Question
+from plaudit.data.records import Pair, Sample
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import AS_CHAT
 from plaudit.evaluate.judge import Judge, JudgeInput, judge_reward
@@ -41,7 +41,7 @@ def characters(template, *, first=0):
 
 
 def asked(tokenizer, *messages, extra=None):
-    question = Question(prompt="", messages=messages, answer=None, extra=extra or {}, where="f:1")
+    question = Sample(prompt="", messages=messages, answer=None, extra=extra or {}, where="f:1")
     (prompt,) = prompts([question], tokenizer, DataSettings())
     return prompt
 
@@ -55,7 +55,7 @@ def answered(tokenizer, text, end="", *, finish=Finish.EOS):
 
 def trained_on(tokenizer, ends, text, thoughts=None, ask=ASK):
     """What the judge's own data would make of it."""
-    record = Preference(prompt="", messages=(ask,), pairs=(Pair(chosen=text, rejected="?"),), where="f:1")
+    record = Sample(prompt="", messages=(ask,), pairs=(Pair(chosen=text, rejected="?"),), where="f:1")
     return preference_rows([record], tokenizer, DataSettings(thoughts=thoughts), ends=ends)[0].tokens
 
 

@@ -16,7 +16,7 @@ from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.settings import RelabelSettings
 from plaudit.evaluate.statistics import share_interval
 from plaudit.monitor.sinks import read_jsonl
-from plaudit.relabel import relabel, report_of
+from plaudit.relabel import relabel
 from plaudit.support.fields import SettingsError
 from plaudit.tasks.demo import gold
 
@@ -53,7 +53,7 @@ def test_pairs_are_ordered_counted_and_keep_their_columns(tmp_path: Path, write:
     assert (result.swapped, result.ties, result.unscored, result.reasons) == (1, 1, 1, ("not applicable",))
     assert result.figures["agreement"] == share_interval([1.0, 0.5, 0.0])
     assert result.figures["margin"].value == pytest.approx((2 - 5 + 0) / 3)
-    report = json.loads(report_of(tmp_path / "out" / "gold.jsonl").read_text())
+    report = json.loads((tmp_path / "out" / "gold.report.json").read_text())
     assert report["figures"]["agreement"]["value"] == 0.5
     assert report["swapped"] == 1
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plaudit.algorithms import ALGORITHMS
-from plaudit.importers import unread
+from plaudit.importers import files
 from plaudit.importers.files import opened
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import leaves
@@ -89,7 +89,7 @@ def test_a_file_is_told_whose_it_is_and_what_is_nearest(
 def test_every_nearest_setting_is_there() -> None:
     known = {leaf.key for leaf in [*leaves(Settings()), *leaves(Settings(), "")]}
     known |= {leaf.key for method in ALGORITHMS.values() for leaf in leaves(method, "algorithm.")}
-    systems: dict[str, Any] = yaml.safe_load(Path(unread.__file__).with_suffix(".yaml").read_text())
+    systems: dict[str, Any] = yaml.safe_load(Path(files.__file__).with_name("unread.yaml").read_text())
     for one in systems.values():
         for answer in one["nearest"].values():
             named = re.findall(r"\b[a-z]+\.[a-z_.]+[a-z]", answer)
@@ -100,4 +100,4 @@ def test_every_nearest_setting_is_there() -> None:
 def test_files_that_are_read_are_not_taken_for_others() -> None:
     folder = Path(__file__).parent / "foreign"
     for file in (*folder.glob("*.yaml"), *(Path(__file__).parents[2] / "configs").glob("*.yaml")):
-        unread.refuse_unread(yaml.safe_load(file.read_text(encoding="utf-8")))
+        files.refuse_unread(yaml.safe_load(file.read_text(encoding="utf-8")))

@@ -21,7 +21,8 @@ from plaudit.models.layout import Layout
 from plaudit.models.mesh import Mesh, MeshError
 from plaudit.models.moves import Moves
 from plaudit.models.settings import LoraSettings
-from plaudit.preflight.layout import Model, amounts, extremes, plan, publish, read_mesh
+from plaudit.preflight.held import models_of
+from plaudit.preflight.layout import Model, amounts, extremes, publish, read_mesh
 from plaudit.settings.recipes import read_settings
 from plaudit.types import Role
 
@@ -103,7 +104,7 @@ def test_a_mesh_is_read() -> None:
 
 def test_the_models_of_a_run_are_those_that_its_method_has(make_recipe: Recipe, tmp_path: Path) -> None:
     recipe = make_recipe("ppo", tmp_path, runtime={"kind": "ray", "strategy": "fsdp", "num_training_workers": 2})
-    models = plan(read_settings(recipe, []), None, None)
+    models = models_of(read_settings(recipe, []))
     assert {one.role: (one.trained, one.layout.head) for one in models} == {
         Role.POLICY: (True, "lm"),
         Role.CRITIC: (True, "scalar"),
@@ -111,7 +112,7 @@ def test_the_models_of_a_run_are_those_that_its_method_has(make_recipe: Recipe, 
     }
     assert models[0].layout.mesh == Mesh(data=2)
     words = ["model.lora.rank=2", "critic.lora_rank=3", "runtime.offload=[weights]"]
-    adapted = plan(read_settings(recipe, words), None, 4)
+    adapted = models_of(read_settings(recipe, words), None, 4)
     ranks = [(one.role, one.layout.lora.rank) for one in adapted]
     assert ranks == [(Role.POLICY, 2), (Role.CRITIC, 3)]  # the reference is the policy without adapters
     assert adapted[0].layout.mesh == Mesh(data=4)

@@ -34,7 +34,7 @@ def problem(seed: int) -> Problem:
                 lambda a, b, s=seconds: 0.0 if (a.first, a.count) == (b.first, b.count) else s,
             )
         calls.append(Call(f"call {number}", tuple(options), after, moves))
-    return Problem(tuple(calls), devices, capacity=chance.choice((60.0, 25.0, 1e9)), lag=chance.choice((0, 0, 1, 2)))
+    return Problem(tuple(calls), devices, capacity=chance.choice((60.0, 25.0, 1e9)))
 
 
 def by_trying(given: Problem) -> float | None:
@@ -77,9 +77,6 @@ def test_seconds_by_hand() -> None:
     )
     assert Problem(calls, 2).ends([generate, judge, Option(0, 2, 4.0)]) == [3.0, 5.0, 9.0]
     assert Problem(calls, 2).seconds([generate, judge, Option(0, 2, 4.0)]) == 9.0
-    ahead = Problem(calls, 2, lag=1)
-    assert ahead.load([generate, judge, Option(0, 2, 4.0)]) == 7.0
-    assert ahead.seconds([generate, judge, Option(0, 2, 4.0)]) == 7.0  # the first device: 3 + 4; a half of 9 is less
 
 
 def test_what_is_slower_and_larger_on_the_same_devices_is_left_out() -> None:

@@ -101,7 +101,7 @@ def test_a_server_says_that_it_is_not_meant_for_an_answer() -> None:
         (b"", "no JSON"),
         (b"[" * 100_000, "no JSON"),
         (b"\xff\xfe", "no JSON"),
-        (b"[]", "JSON of a list"),
+        (b"[]", "but list"),
         (b'{"items": []}', '"version" is None'),
         (b'{"version": 1}', '"items" must be'),
         (b'{"version": 1, "items": []}', "at least one"),

@@ -119,7 +119,7 @@ MODES: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "redirect": (lambda items: http("307 There", b"", "location: http://127.0.0.1:1/score"), "status 307"),
     "garbage": (lambda items: http("200 OK", b"\x00\xff garbage"), "no JSON"),
     "no HTTP": (lambda items: b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "ProtocolError"),
-    "not an object": (lambda items: http("200 OK", b"[1, 1]"), "JSON of a list"),
+    "not an object": (lambda items: http("200 OK", b"[1, 1]"), "but list"),
     "one too few": (lambda items: http("200 OK", lengths(items[1:])), "2 items were sent, and 1 scores came back"),
     "one too many": (lambda items: http("200 OK", lengths([*items, items[0]])), "and 3 scores came back"),
     "NaN": (lambda items: http("200 OK", b'{"scores": [NaN, Infinity]}'), "the server's score is (nan|inf)"),
@@ -409,7 +409,7 @@ def test_servers_are_asked_whether_they_are_there() -> None:
                 with pytest.raises(RewardServerError, match=r"'best'.*/health: status 500"):
                     await check_servers(settings(broken.url, name="best"))
             async with FakeServer(slow).running() as late:
-                with pytest.raises(RewardServerError, match=r"/health .*0\.2 s"):
+                with pytest.raises(RewardServerError, match=r"/health: .*0\.2 s"):
                     await check_servers(settings(late.url, timeout=0.2))
 
     asyncio.run(run())

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from told import says
 
 from plaudit import load_pipeline, run_pipeline
-from plaudit.commands.demo import run_demo, run_task
+from plaudit.commands.demo import RECIPE, demo_data, run_task
 from plaudit.settings.tree import SettingsError
 
 pytestmark = pytest.mark.slow
@@ -149,7 +149,7 @@ def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
     """Its last pictures would not be found where a setting moves the runs away from its data."""
     for moved in ("output=elsewhere", "name=other"):
         with pytest.raises(SettingsError, match=rf"{moved}: .*--output"):
-            run_demo(tmp_path / "demo", overrides=[moved])
+            run_task(RECIPE, demo_data, tmp_path / "demo", seeds=(0,), overrides=[moved])
     assert not (tmp_path / "demo").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
-from plaudit.importers.distributed import imported
+from plaudit.importers.distributed import recipe
 from plaudit.runtime.settings import NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings, Servers
 from plaudit.support.fields import complaints
 from plaudit.weights.broadcast import Collective, transport_of
@@ -172,10 +172,10 @@ def test_a_run_hears_of_it_before_anything_starts(make_recipe: Callable[..., Any
 
 def test_nccl_for_all_stages_takes_a_gpu_for_each_process() -> None:
     given: dict[str, Any] = {"cluster": {"runtime": "ray"}, "communication": {"backend": "nccl"}}
-    with pytest.raises(ValueError, match=r"communication\.backend=nccl .*cluster\.gpus_per_worker=1"):
-        imported(given)
+    with pytest.raises(ValueError, match=r"communication\.backend=nccl\b.*cluster\.gpus_per_worker=1"):
+        recipe(given)
     given["cluster"]["gpus_per_worker"] = 1
-    runtime = imported(given)["runtime"]
+    runtime = recipe(given)["runtime"]
     assert (runtime["backend"], runtime["resources_per_worker"]) == ("nccl", {"GPU": 1})
 
 
@@ -184,7 +184,7 @@ def test_the_file_for_all_stages_says_of_local_runs_that_they_are(
     runtime: str | None, expected: dict[str, Any]
 ) -> None:
     """Recipes that ask for Ray run here then, too."""
-    assert imported({"cluster": {"runtime": runtime}}) == expected
+    assert recipe({"cluster": {"runtime": runtime}}) == expected
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_weights_travel_by_the_backend(backend: str, gpus: bool, carries: str) -
 def test_the_file_for_all_stages_hands_its_strategy_and_way_of_weights_on() -> None:
     given: dict[str, Any] = {"strategy": {"name": "fsdp"}, "communication": {"weights": "collective"}}
     with pytest.raises(ValueError, match=r"communication\.weights=collective .*cluster\.runtime=ray"):
-        imported(given)
+        recipe(given)
     given["cluster"] = {"runtime": "ray"}
-    runtime = imported(given)["runtime"]
+    runtime = recipe(given)["runtime"]
     assert (runtime["strategy"], runtime["weights"]) == ("fsdp", "collective")
     given["communication"]["weights"] = "carrier pigeon"
     with pytest.raises(ValueError, match=r"carrier pigeon .*store, collective"):
-        imported(given)
+        recipe(given)

@@ -52,11 +52,12 @@ def layout(
 ) -> None:
     """Print which part of a recipe's models each rank would hold, with sizes. Nothing is loaded or started."""
     with plain_errors():
-        from plaudit.preflight.layout import plan, publish, read_mesh, report, sends
+        from plaudit.preflight.held import models_of
+        from plaudit.preflight.layout import publish, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings, recipe_of
 
         settings = read_settings(*recipe_of([recipe, *overrides]))
-        models = plan(settings, mesh, ranks)
+        models = models_of(settings, read_mesh(mesh) if mesh else None, ranks)
         publishing = publish(models) if settings.samples else ()
         for line in (*report(models, rank), *publishing, *(sends(models, read_mesh(to)) if to else ())):
             click.echo(visible(line))

@@ -103,7 +103,7 @@ def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[st
     return load_tree(template, {} if recipe is None else read_yaml(recipe), words)
 
 
-def add_method(name: str, text: str) -> None:
+def add_method(name: str, method: str | None, text: str) -> None:
     text += (
         "\n\nRECIPE is a YAML file of settings, or a settings file of another system (docs/switching.md). Overrides "
         "(key=value) come after it."
@@ -115,21 +115,12 @@ def add_method(name: str, text: str) -> None:
     @deepspeed_option
     @traceback_option
     def command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
-        train_by(name, [recipe, *overrides], deepspeed)
+        train_by(method, [recipe, *overrides], deepspeed)
 
 
 for _name, _text in METHODS.items():
-    add_method(_name, _text)
-
-
-@main.command("train", cls=TakesSettings)
-@click.argument("recipe", type=click.Path())
-@click.argument("overrides", nargs=-1)
-@deepspeed_option
-@traceback_option
-def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
-    """Train with the method that the recipe names (`method: ...`), built in or from a plugin."""
-    train_by(None, [recipe, *overrides], deepspeed)
+    add_method(_name, _name, _text)
+add_method("train", None, "Train with the method that the recipe names (`method: ...`), built in or from a plugin.")
 
 
 @main.command(cls=TakesSettings)
@@ -191,17 +182,16 @@ def demo(
 
     Replaces the content of --output. `plaudit demo resume=latest` continues a stopped demo instead.
     """
-    folder = output or ("runs/pretrained" if pretrained else "runs/demo")
-    with plain_errors(data_only or folder):
-        from plaudit.commands import demo as demos
+    with plain_errors(data_only or output):
+        from plaudit.commands.demo import DEMOS, run_task
         from plaudit.monitor.console import Reporter
 
+        recipe, make, folder = DEMOS["pretrained" if pretrained else "demo"]
         if data_only is not None:
-            make = demos.pretrained_data if pretrained else demos.demo_data
-            return make(data_only, seeds[0], Reporter())
-        run = demos.run_pretrained if pretrained else demos.run_demo
-        run(Path(folder), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
-        return None
+            make(data_only, seeds[0], Reporter())
+            return
+        several = tuple(range(count)) if count else seeds
+        run_task(recipe, make, Path(output or folder), seeds=several, overrides=overrides)
 
 
 @main.command(cls=TakesSettings)
@@ -318,9 +308,9 @@ def generate(model: str, overrides: tuple[str, ...], prompts: tuple[str, ...]) -
 def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -> None:
     """Serve a judge (a checkpoint's folder) over HTTP to runs with rewards of kind http (docs/rewards.md)."""
     with plain_errors(plugins=plugins):
-        from plaudit.commands.serve import ServeSettings, serve_reward
+        from plaudit.commands.serve import serve_reward
 
-        serve_reward(model, ServeSettings(**options), say=_say)
+        serve_reward(model, **options, say=_say)
 
 
 @main.command(cls=TakesOptions)
@@ -338,7 +328,7 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
     """Draw loss, reward, KL and entropy of the runs in a folder as PNG, or show them in a browser (--serve)."""
     if serve:
         with plain_errors():
-            from plaudit.commands.page import serve_page
+            from plaudit.commands.listening import serve_page
 
             serve_page(log_dir, **address, say=_say)
         return

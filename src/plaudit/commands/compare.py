@@ -24,7 +24,7 @@ from plaudit.evaluate.policy import Answers
 from plaudit.evaluate.settings import CompareSettings
 from plaudit.evaluate.statistics import mean_interval
 from plaudit.monitor import plots
-from plaudit.monitor.console import Reporter
+from plaudit.monitor.console import Reporter, of_texts
 from plaudit.rewards.llm import LlmJudge
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.origin import settings_of_run
@@ -85,12 +85,12 @@ class Compared:
     def tables(self) -> list[Table]:
         """Settings, figures and answers for a terminal."""
         rows = {key: [shown(value) for value in values] for key, values in self.different.items()}
-        found = [_table("Settings that differ", "setting", self.runs, rows)]
+        found = [of_texts("Settings that differ", ("setting", *self.runs), rows)]
         for title, figures in (("Recorded", self.recorded), (f"Measured on {self.asked}", self.measured)):
             names = dict.fromkeys(name for own in figures.values() for name in own)
             if names:
                 cells = {name: [_cell(figures[run].get(name)) for run in self.runs if run in figures] for name in names}
-                found.append(_table(title, "figure", figures, cells))
+                found.append(of_texts(title, ("figure", *figures), cells))
         return [*found, *([self.examples()] if self.answers and self.settings.examples else [])]
 
     def examples(self) -> Table:
@@ -104,7 +104,7 @@ class Compared:
             ]
             for number, own in enumerate(chosen, 1)
         }
-        return _table("Answers side by side", "prompt", self.answers, rows)
+        return of_texts("Answers side by side", ("prompt", *self.answers), rows, lines=True)
 
 
 def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: Reporter | None = None) -> Compared:
@@ -203,7 +203,7 @@ def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
     """Means over the last steps with intervals, and the last validation figures."""
     if not metrics:
         raise ValueError(f"a run has no finished step in its {plots.METRICS}")
-    shown = [one.metric for one in (*plots.LOSSES, *(one for some in plots.PLOTS.values() for one in some))]
+    shown = [figure.name for some in plots.PLOTS.values() for figure in some]
     figures: Figures = {"steps": float(metrics[-1]["step"])}
     for name in shown:
         if values := [float(record[name]) for record in metrics[-LAST:] if record.get(name) is not None]:
@@ -247,10 +247,7 @@ def _measured(
     first: Answers | None = None
     for name, run in runs.items():
         policy = bench.policy(str(run.checkpoint("policy")))
-        prompts = bench.prompts(policy)
-        if first is not None and [prompt.id for prompt in prompts] != [group[0].prompt.id for group in first]:
-            raise ValueError(f"{name} drops other prompts than the first run: set data.overlong=truncate or error")
-        own = bench.answers(policy, prompts, bench.rewards(settings.judge, policy.tokenizer), name=name)
+        own = bench.scored_answers(policy, settings.judge, name=name, beside=first)
         figures = generation_figures(own) | bench.reward_figures(own)
         if settings.reference is not None:
             figures |= bench.kl(policy, bench.policy(settings.reference), own)
@@ -272,18 +269,6 @@ def _lines(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
         for own in zip(*answers.values(), strict=True)
         for row in zip(*own, strict=True)
     ]
-
-
-def _table(title: str, first: str, columns: Mapping[str, Any], rows: Mapping[str, Sequence[str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", show_lines=first == "prompt")
-    for name in (first, *columns):
-        table.add_column(name, overflow="fold")
-    for name, cells in rows.items():
-        table.add_row(*(Text(visible(cell).expandtabs()) for cell in (name, *cells)))  # escaped before widths count
-    return table
 
 
 def _cell(figure: Any) -> str:

@@ -105,7 +105,7 @@ def _sample(row: Any, to: str, lost: Counter[str], *, where: str, dialect: str, 
         shown = demonstration_of(read)
         if len(shown.messages) < len(read.messages):
             lost["turns after the last answer"] += len(read.messages) - len(shown.messages) - 1
-        return replace(read, prompt=shown.prompt, messages=shown.messages, answer=shown.completion, turn=shown.turn)
+        return shown
     except DataError:
         if to != "messages":
             raise

@@ -16,7 +16,7 @@ from typing import Any
 from plaudit.commands import smollm2
 from plaudit.commands.options import NO_PICTURES
 from plaudit.evaluate.before_after import BeforeAfter
-from plaudit.monitor.console import Reporter, clock
+from plaudit.monitor.console import Reporter, clock, of_figures
 from plaudit.monitor.plots import draw
 from plaudit.runs.pipeline import PipelineRun, load_pipeline, run_pipeline
 from plaudit.settings.recipes import read_yaml
@@ -45,16 +45,6 @@ SHOWN = (
 
 Make = Callable[[Path, int, Reporter], None]
 """Write a task's files into a folder, for a seed, and say what they are."""
-
-
-def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
-    """Run the whole pipeline on the generated task for each seed."""
-    return run_task(RECIPE, demo_data, output, seeds=seeds, overrides=overrides)
-
-
-def run_pretrained(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
-    """Run GRPO on a real pretrained model and sums told in words, for each seed."""
-    return run_task(PRETRAINED, pretrained_data, output, seeds=seeds, overrides=overrides)
 
 
 def run_task(
@@ -106,6 +96,13 @@ def pretrained_data(folder: Path, seed: int, reporter: Reporter) -> None:
     )
 
 
+DEMOS: dict[str, tuple[Path, Make, str]] = {
+    "demo": (RECIPE, demo_data, "runs/demo"),
+    "pretrained": (PRETRAINED, pretrained_data, "runs/pretrained"),
+}
+"""Recipe, maker of the data and default folder of each demo."""
+
+
 def placed(value: Any, data: Path) -> Any:
     """Replace `data/` in paths by the folder of the data."""
     if isinstance(value, dict):
@@ -151,12 +148,8 @@ def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
 
 def seeds_table(figures: dict[str, dict[str, Any]], seeds: int) -> Any:
     """Return a rich table of mean, deviation and every seed's value."""
-    from rich.table import Table
-
-    table = Table(title=f"Over {seeds} seeds", title_justify="left")
-    for title in ("", "mean", "deviation", "each seed"):
-        table.add_column(title, justify="left" if not title else "right")
-    for label, figure in figures.items():
-        each = ", ".join(f"{value:.3f}" for value in figure["values"])
-        table.add_row(label, f"{figure['mean']:.3f}", f"{figure['deviation']:.3f}", each)
-    return table
+    rows = (
+        (label, f"{one['mean']:.3f}", f"{one['deviation']:.3f}", ", ".join(f"{value:.3f}" for value in one["values"]))
+        for label, one in figures.items()
+    )
+    return of_figures(f"Over {seeds} seeds", ("", "mean", "deviation", "each seed"), rows)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.data.fields import TEMPLATE_COLUMNS
-from plaudit.data.formats import question_of
 from plaudit.data.load import load_prompts
 from plaudit.data.reader import Asked, Reader
 from plaudit.data.records import Sample
@@ -52,7 +51,7 @@ def _asked(prompts: Sequence[str], policy: Policy, settings: GenerateSettings) -
     """Read all prompts. Raises ValueError for a prompt that is too long for the model."""
     ends = policy.model.special.eos
     reader = Reader(policy.tokenizer, settings.data, ends)
-    asked = [Asked(question_of(Sample(prompt=text, where=f"prompt:{number}"))) for number, text in enumerate(prompts)]
+    asked = [Asked(Sample(prompt=text, where=f"prompt:{number}")) for number, text in enumerate(prompts)]
     found = [
         Prompt(id=one.where, text=one.text, tokens=one.tokens, messages=one.messages)
         for one in reader.encoded([reader.written(each) for each in asked])

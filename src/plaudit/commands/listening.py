@@ -1,5 +1,7 @@
 """Sockets of our HTTP servers, the page and the reward server, and the bounds of their connections.
 
+    a folder of runs -> serve_page -> page/app.py -> uvicorn -> a browser
+
 Clients may send half a head or half a body, or read nothing. Bounds keep these from shutting other addresses out.
 """
 
@@ -8,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import itertools
+import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 HEADER_SECONDS = 10.0
@@ -76,6 +80,19 @@ def serve_http(app: Any, protocol: type, listening: socket.socket) -> None:
         timeout_graceful_shutdown=5,
     )
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:
+    """Serve the page that shows runs (`plaudit monitor --serve`) until Ctrl-C. If other machines can reach the address,
+    it requires a token, which is part of the printed URL."""
+    from plaudit.page.app import application
+
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    names = ("localhost", socket.gethostname(), host, *allow_hosts)
+    page: Any = application(folder, names=names, token=token)
+    listening = listen(host, port)
+    say(f"the runs in {folder}: {address_of(listening)}/{f'#token={token}' if token else ''}  (Ctrl-C ends it)")
+    serve_http(page, bounded_protocol(), listening)
 
 
 class Bounded:

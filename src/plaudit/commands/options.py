@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,16 +108,14 @@ class HomePath(click.Path):
         return super().convert(str(at_home(value)), param, ctx)
 
 
-def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Show the whole traceback of an error."
-    return click.option("--traceback", is_flag=True, expose_value=False, help=text)(command)
-
-
-def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "A Python file that registers names, such as a dialect; repeatable."
-    return click.option("--plugin", "plugins", multiple=True, help=text)(command)
-
-
-def deepspeed_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "A configuration of DeepSpeed, which overrides the recipe."
-    return click.option("--deepspeed", type=HomePath(exists=True, dir_okay=False), help=text)(command)
+traceback_option = click.option(
+    "--traceback", is_flag=True, expose_value=False, help="Show the whole traceback of an error."
+)
+plugin_option = click.option(
+    "--plugin", "plugins", multiple=True, help="A Python file that registers names, such as a dialect; repeatable."
+)
+deepspeed_option = click.option(
+    "--deepspeed",
+    type=HomePath(exists=True, dir_okay=False),
+    help="A configuration of DeepSpeed, which overrides the recipe.",
+)

@@ -13,7 +13,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +28,6 @@ LEAST_TOKEN = 16
 GATHERING = 0.001
 """Half of the seconds for which an idle model waits for further requests before it scores a batch. While the model is
 busy, requests gather anyway."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSettings:
-    """Settings of `plaudit serve-reward`."""
-
-    host: str = "127.0.0.1"
-    port: int = 8008
-    """0: any free port."""
-    token_env: str = ""
-    """Name of the environment variable with the token; empty: no token, for this machine only."""
-    allow_hosts: tuple[str, ...] = ()
-    """Names by which clients call this server, besides addresses, localhost and this machine's name."""
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 0
-    """CPU threads; 0: all cores."""
-    token_budget: int = 16384
-    """Most tokens of one pass."""
-    as_chat: bool | None = None
-    """Read plain prompts as chats. None: if the judge was trained on chats."""
 
 
 class JudgeService:
@@ -95,21 +73,33 @@ class JudgeService:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.judge.of_sequences, sequences)
 
 
-def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], None] = print) -> None:
-    """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
-    token = token_of(settings)
+def serve_reward(
+    path: str,
+    *,
+    host: str,
+    port: int,
+    token_env: str,
+    allow_hosts: Sequence[str],
+    device: str,
+    dtype: str,
+    threads: int,
+    as_chat: bool | None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, with the options of the command. Open requests are answered first, for at most
+    five seconds."""
+    token = token_of(host, token_env)
     import torch
 
     from plaudit.rewards.server import application
 
-    device = device_of(settings.device)
-    listening = listen(settings.host, settings.port)
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
-    judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
-    service = JudgeService(judge, settings.as_chat)
+    device = device_of(device)
+    listening = listen(host, port)
+    torch.set_num_threads(threads or torch.get_num_threads())
+    judge = Judge.load(path, device=device, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+    service = JudgeService(judge, as_chat)
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
-    names = ("localhost", socket.gethostname(), settings.host, *settings.allow_hosts)
+    names = ("localhost", socket.gethostname(), host, *allow_hosts)
     served: Any = application(service, about=about, names=names, token=token)
     say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
     if judge.tokenizer.chat_template:
@@ -117,20 +107,20 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     serve_http(served, bounded_protocol(), listening)
 
 
-def token_of(settings: ServeSettings) -> str | None:
+def token_of(host: str, token_env: str = "") -> str | None:
     """Return the token that clients must have, or None if only this machine may ask. Raises ValueError for an address
     that others can reach without a token, and for a bad token."""
     token = None
-    if settings.token_env:
-        token = os.environ.get(settings.token_env, "").strip()
+    if token_env:
+        token = os.environ.get(token_env, "").strip()
         if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
             raise ValueError(
-                f"the environment variable {settings.token_env} must hold a token of {LEAST_TOKEN} or more plain "
+                f"the environment variable {token_env} must hold a token of {LEAST_TOKEN} or more plain "
                 f"characters; it holds {len(token)}. `openssl rand -hex 32` makes one"
             )
-    elif not is_loopback(settings.host):
+    elif not is_loopback(host):
         raise ValueError(
-            f"--host {settings.host} can be reached from other machines: give --token-env NAME (an environment "
+            f"--host {host} can be reached from other machines: give --token-env NAME (an environment "
             "variable with a token), or use --host 127.0.0.1"
         )
     return token

@@ -87,11 +87,9 @@ class Fields:
             raise self.error(f"{name!r} is an empty list; it must hold at least one text.")
         return tuple(self._checked_text(value, f"{name}[{i}]", empty=False) for i, value in enumerate(values))
 
-    def number(self, name: str, default: float = 0.0) -> float:
-        """Return a finite number, or the default if the column is absent."""
-        if not self.has(name):
-            return default
-        return self._checked_number(self.row[name], name)
+    def number(self, name: str) -> float:
+        """Return a finite number; 0 if the column is absent."""
+        return self._checked_number(self.row[name], name) if self.has(name) else 0.0
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """Return `count` numbers, from a list or one number for all of them; zeros if the column is absent."""

@@ -1,4 +1,4 @@
-"""Raw rows to typed records: demonstrations, preferences, judged answers and questions.
+"""Raw rows to typed records: demonstrations, preferences, judged answers and prompts.
 
     dict row -> (a dialect of `dialects.py`) Sample -> a record of `records.py`
 
@@ -19,11 +19,7 @@ from plaudit.data.records import (
     DEMONSTRATION,
     JUDGEMENT,
     QUESTION,
-    Demonstration,
     Dialect,
-    Judgement,
-    Preference,
-    Question,
     Sample,
     Verdict,
     beside,
@@ -52,22 +48,20 @@ def dialects() -> dict[str, Dialect]:
     return dict(_DIALECTS)
 
 
-def demonstration_of(read: Sample) -> Demonstration:
-    """Return prompt and answer to imitate: the row's answer, else the first chosen, else the last trained turn."""
-    pair = read.pairs[0] if read.pairs else None
-    if read.answer is None and pair is not None:
-        read = replace(read, answer=pair.chosen, turn=pair.chosen_turn)
-    elif read.answer is None:
-        last = max((i for i, turn in enumerate(read.messages) if speaks(turn)), default=None)
-        if last is None:
-            why = "there is no answer to imitate; SFT needs a completion in every row."
-            if any(turn["role"] == "assistant" for turn in read.messages):
-                why = "no assistant turn is to be trained: each is empty, or has weight 0 or train false."
-            raise DataError(why, read.where)
-        answer = read.messages[last]
-        read = replace(read, messages=read.messages[:last], answer=answer["content"], turn=beside(answer))
-    assert read.answer is not None
-    return Demonstration(completion=read.answer, turn=read.turn, **read.asked())
+def demonstration_of(read: Sample) -> Sample:
+    """Return the row with the answer to imitate: its own, else the first chosen, else the last trained turn."""
+    if read.answer is not None:
+        return read
+    if read.pairs:
+        return replace(read, answer=read.pairs[0].chosen, turn=read.pairs[0].chosen_turn)
+    last = max((i for i, turn in enumerate(read.messages) if speaks(turn)), default=None)
+    if last is None:
+        why = "there is no answer to imitate; SFT needs a completion in every row."
+        if any(turn["role"] == "assistant" for turn in read.messages):
+            why = "no assistant turn is to be trained: each is empty, or has weight 0 or train false."
+        raise DataError(why, read.where)
+    answer = read.messages[last]
+    return replace(read, messages=read.messages[:last], answer=answer["content"], turn=beside(answer))
 
 
 def speaks(turn: Message) -> bool:
@@ -76,15 +70,15 @@ def speaks(turn: Message) -> bool:
     return turn["role"] == "assistant" and says and turn.get("train") is not False
 
 
-def preference_of(read: Sample) -> Preference:
-    """Return the row's prompt with its pairs. Raises DataError if it has none."""
+def preference_of(read: Sample) -> Sample:
+    """Return the row, which must have pairs. Raises DataError if it has none."""
     if not read.pairs:
         raise DataError("there is no pair of a chosen and a rejected answer.", read.where)
-    return Preference(pairs=read.pairs, **read.asked())
+    return read
 
 
-def judgement_of(read: Sample) -> Judgement:
-    """Return the row's judged answers; of a pair, chosen is good and rejected bad. Raises DataError if it has none."""
+def judgement_of(read: Sample) -> Sample:
+    """Return the row with its judged answers; a pair has a good and a bad one. Raises DataError if it has none."""
     verdicts = read.verdicts
     for pair in read.pairs:
         chosen = Verdict(answer=pair.chosen, good=True, turn=pair.chosen_turn)
@@ -95,12 +89,7 @@ def judgement_of(read: Sample) -> Judgement:
             "kto_tag) that is true, false, 1 or 0.",
             read.where,
         )
-    return Judgement(verdicts=verdicts, **read.asked())
-
-
-def question_of(read: Sample) -> Question:
-    """Return the row's prompt to be answered, with the reference answer, or None if it has none."""
-    return Question(answer=read.answer, extra=read.extra, **read.asked())
+    return replace(read, verdicts=verdicts)
 
 
 def sample(

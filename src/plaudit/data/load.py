@@ -27,14 +27,13 @@ from plaudit.data.formats import (
     judgement_of,
     named,
     preference_of,
-    question_of,
     sample,
 )
 from plaudit.data.oasst import unfolded
 from plaudit.data.oddities import note_keys, note_row, note_same_files
 from plaudit.data.read import scan_rows
 from plaudit.data.reader import Reader, Refers, Tokens, parts_of
-from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
+from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Sample
 from plaudit.data.report import Budget, DataReport, Parts, SourceReport, Tally
 from plaudit.data.settings import DataSettings, unfed
 from plaudit.data.store import AT_ONCE, Codec, Integers, Items, PromptItems, RowItems, Writer
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ItemT = TypeVar("ItemT")
-RecordT = TypeVar("RecordT", bound=Record)
 VALIDATION_SPLIT = 2
 """Key of the random stream that picks validation items; 0 and 1 are the cursor's."""
 SHOWN = 3
@@ -81,16 +79,16 @@ class Dataset(Generic[ItemT]):
         return Cursor(self.counts, weights=self.weights, seed=seed, shuffle=self.shuffle)
 
 
-RowsOf = Callable[[Sequence[RecordT], Reader, Tally, int], list[Row]]
+RowsOf = Callable[[Sequence[Sample], Reader, Tally, int], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loader(Generic[RecordT, ItemT]):
+class Loader(Generic[ItemT]):
     """Reads one kind of data. The fields are what differs between the four kinds."""
 
     kind: str
-    record: Callable[[Sample], RecordT]
-    items: Callable[[Sequence[RecordT], Reader, Tally, int], list[ItemT]]
+    record: Callable[[Sample], Sample]
+    items: Callable[[Sequence[Sample], Reader, Tally, int], list[ItemT]]
     """Makes items of records; the last argument is the number of the first item."""
     prompt: Callable[[ItemT], Tokens]
     rows: Callable[[ItemT], Sequence[Row | Prompt]]
@@ -126,12 +124,10 @@ class Loader(Generic[RecordT, ItemT]):
         return Reader(tokenizer, settings, ends)
 
 
-def _of_rows(
-    kind: str, record: Callable[[Sample], RecordT], rows_of: RowsOf[RecordT]
-) -> Loader[RecordT, tuple[Row, ...]]:
+def _of_rows(kind: str, record: Callable[[Sample], Sample], rows_of: RowsOf) -> Loader[tuple[Row, ...]]:
     """Return a loader whose items are the rows of a group."""
 
-    def items(records: Sequence[RecordT], reader: Reader, tally: Tally, first: int) -> list[tuple[Row, ...]]:
+    def items(records: Sequence[Sample], reader: Reader, tally: Tally, first: int) -> list[tuple[Row, ...]]:
         return [tuple(rows) for _, rows in groupby(rows_of(records, reader, tally, first), key=attrgetter("group"))]
 
     def prompt(item: tuple[Row, ...]) -> Tokens:
@@ -146,21 +142,21 @@ def _of_rows(
 load_demonstrations = _of_rows(DEMONSTRATION, demonstration_of, demonstration_rows)
 load_preferences = _of_rows(PREFERENCE, preference_of, preference_rows)
 load_judgements = _of_rows(JUDGEMENT, judgement_of, judgement_rows)
-load_prompts: Loader[Question, Prompt] = Loader(
+load_prompts: Loader[Prompt] = Loader(
     QUESTION,
-    question_of,
+    record=lambda read: read,
     items=lambda records, reader, tally, first: prompts(records, reader, tally),
     prompt=attrgetter("tokens"),
     rows=lambda prompt: (prompt,),
     size=lambda prompt: len(prompt.tokens),
     codec=PromptItems,
 )
-LOADERS: Mapping[str, Loader[Any, Any]] = {
+LOADERS: Mapping[str, Loader[Any]] = {
     loader.kind: loader for loader in (load_demonstrations, load_preferences, load_judgements, load_prompts)
 }
 
 
-def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Dataset[ItemT]:
+def _stored(reader: Reader, seed: int, loader: Loader[ItemT]) -> Dataset[ItemT]:
     settings = reader.settings
     tallies: list[Tally] = []
     budget = Budget(settings.bad_rows)
@@ -218,7 +214,7 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
     )
 
 
-def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Dataset[ItemT]:
+def _streamed(reader: Reader, seed: int, loader: Loader[ItemT]) -> Dataset[ItemT]:
     """Return train sources as a stream, whose first block is read now. Validation sources are read and stored whole."""
     settings = reader.settings
     tallies: list[Tally] = []
@@ -255,7 +251,7 @@ def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Data
     )
 
 
-def _items(reader: Reader, loader: Loader[RecordT, ItemT], tally: Tally, first: int) -> Iterator[list[ItemT]]:
+def _items(reader: Reader, loader: Loader[ItemT], tally: Tally, first: int) -> Iterator[list[ItemT]]:
     """Yield the items of a tally's source, a list at a time; `first` is the number of the first item."""
     records = _records(tally, reader.settings, loader)
     while some := list(islice(records, AT_ONCE)):
@@ -315,7 +311,7 @@ def previewed(
             )
 
 
-def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT]) -> Iterator[RecordT]:
+def _records(tally: Tally, settings: DataSettings, loader: Loader[ItemT]) -> Iterator[Sample]:
     """Yield the good records of a tally's source, at most `data.limit`. Count rows, and skip bad ones in the budget."""
     split = settings.split_of(tally.source) if tally.role == "train" else settings.validation_split
     entered = {theirs.partition(".")[0] for theirs in settings.columns.values()}
@@ -337,7 +333,7 @@ def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT
             continue
         good += 1
         tally.dialects[dialect] += 1
-        note_row(read, record, settings, tally)
+        note_row(read, record, loader.kind, settings, tally)
         note_keys(row, tally)
         if loader.kind != QUESTION:
             used = entered.union(TEMPLATE_COLUMNS if read.messages else ())

@@ -10,29 +10,26 @@ from typing import Any
 from plaudit.data.fields import TOOL, listed, tool_inner, unread_keys
 from plaudit.data.read import data_files
 from plaudit.data.reader import chat_of
-from plaudit.data.records import Demonstration, Judgement, Preference, Question, Record, Sample
+from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Sample
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
 
 
-def note_row(read: Sample, record: Record, settings: DataSettings, tally: Tally) -> None:
-    """Count what may be unintended: a guessed prompt, turns that are not trained, a negative margin, no blank between
-    prompt and answer."""
+def note_row(read: Sample, record: Sample, kind: str, settings: DataSettings, tally: Tally) -> None:
+    """Count what may be unintended in a row or its record: a guessed prompt, turns that are not trained, a negative
+    margin, no blank between prompt and answer."""
     if read.guess:
         tally.note(read.guess, f"{record.prompt[-20:]!r} at {read.where}")
-    if not isinstance(record, Question) and any(not turn.get("train", True) for turn in read.messages):
+    if kind == QUESTION:
+        return
+    if any(not turn.get("train", True) for turn in read.messages):
         tally.note("chats with turns that are not trained, as their weight says")
-    match record:
-        case Demonstration():
-            answer = record.completion
-        case Judgement():
-            answer = record.verdicts[0].answer
-        case Preference():
-            answer = record.pairs[0].chosen
-            if any(pair.margin < 0 for pair in record.pairs):
-                tally.note("rows with a negative margin, by which the rejected answer may win", read.where)
-        case _:
-            return
+    if kind == PREFERENCE and any(pair.margin < 0 for pair in record.pairs):
+        tally.note("rows with a negative margin, by which the rejected answer may win", read.where)
+    if kind == DEMONSTRATION:
+        answer = record.answer or ""
+    else:
+        answer = record.verdicts[0].answer if kind == JUDGEMENT else record.pairs[0].chosen
     bare = record.prompt and settings.prompt_template is None and not chat_of(record.prompt, record.messages, settings)
     if bare and not record.prompt[-1].isspace() and not answer[0].isspace():
         joined = f"{record.prompt[-20:]}{answer[:10]}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from plaudit.data.fields import DataError, shown, table_row
 from plaudit.data.files import Note, Scanned, file_kind, file_rows, ignore, numbered
+from plaudit.data.settings import is_here
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_file
 
@@ -70,9 +71,7 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
 
 def fetched(source: str) -> bool:
     """True for a name that `datasets` would be asked for: no file, folder or function here."""
-    folder, colon, _ = source.rpartition(":")
-    here = at_home(source).exists() or (bool(colon) and at_home(folder).is_dir())
-    return not here and FUNCTION.fullmatch(source) is None
+    return not is_here(source) and FUNCTION.fullmatch(source) is None
 
 
 def data_files(source: str, split: str) -> list[tuple[str, Path]]:

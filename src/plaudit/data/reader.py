@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from plaudit.data.chat import Chats, shorter
 from plaudit.data.fields import SYSTEM_ROLES, DataError, Message, shared_count
-from plaudit.data.records import Record
+from plaudit.data.records import Sample
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import AS_CHAT, adds_bos
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 AT_ONCE = 512
 """Texts in one call of a tokenizer. Until it returns it holds some 130 bytes a token."""
-RecordT = TypeVar("RecordT", bound=Record)
 PLAIN = {
     True: "plain prompts, asked as a chat's user turn as the checkpoint was trained (data.as_chat=false: as text)",
     False: "plain prompts, asked as text though the tokenizer has a chat template (data.as_chat=true: as chats)",
@@ -53,7 +52,7 @@ class Answer:
 class Asked:
     """A record, which may lack its last turns, and answers to it."""
 
-    record: Record
+    record: Sample
     answers: tuple[Message, ...] = ()
 
 
@@ -99,11 +98,11 @@ class Reader:
         self._plain = PLAIN[bool(self.settings.as_chat)] if self.chats.template and not is_set else ""
 
     def read(
-        self, records: Sequence[RecordT], asks: Callable[[RecordT], Sequence[Asked]], tally: Tally
-    ) -> Iterator[tuple[RecordT, list[Encoded]]]:
+        self, records: Sequence[Sample], asks: Callable[[Sample], Sequence[Asked]], tally: Tally
+    ) -> Iterator[tuple[Sample, list[Encoded]]]:
         """Yield each record with its prompts and answers. A record whose chat the template refuses is a bad row."""
         written: list[Written] = []
-        readable: list[tuple[RecordT, int]] = []
+        readable: list[tuple[Sample, int]] = []
         for record in records:
             try:
                 texts = [self.written(asked) for asked in asks(record)]

@@ -1,6 +1,9 @@
-"""The typed content of a row: one `Sample`, which every dialect fills, and the four records made from it.
+"""The typed content of a row: a `Sample`, which every dialect fills and which is read as one of four kinds of record.
 
-dict row -> (dialect) Sample -> Demonstration | Preference | Judgement | Question
+dict row -> (dialect) Sample -> (`formats.py`) the same, as a record of its kind:
+
+demonstrations: `answer` is the one to imitate     preferences: there are `pairs`
+judgements: there are `verdicts`                   prompts: `answer` is the reference, if there is one
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """All that a row says. `messages` are the chat's turns before the answer; if there are any, `prompt` is ""."""
+    """All that a row says. `messages` are the chat's turns before the answer; if there are any, `prompt` is "". A plain
+    text has neither."""
 
     prompt: str = ""
     messages: tuple[Message, ...] = ()
@@ -53,55 +57,6 @@ class Sample:
     where: str = ""
     guess: str = ""
     """A guess that was made about the row; the report counts it."""
-
-    def asked(self) -> dict[str, Any]:
-        """Return the keyword arguments for the fields of `Record`, which all kinds of record have."""
-        return {
-            "prompt": self.prompt,
-            "messages": self.messages,
-            "where": self.where,
-            "arguments": self.arguments,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The fields of every kind of record. The prompt is in `prompt` or `messages`; both are empty for a plain text."""
-
-    prompt: str
-    messages: tuple[Message, ...]
-    where: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstration(Record):
-    """A prompt and the answer to imitate."""
-
-    completion: str
-    turn: Message = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preference(Record):
-    """A prompt and its pairs, at least one."""
-
-    pairs: tuple[Pair, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Record):
-    """A prompt and at least one answer, each called good or bad."""
-
-    verdicts: tuple[Verdict, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question(Record):
-    """A prompt to be answered. Rule rewards compare with the reference `answer` (None: there is none), never cut."""
-
-    answer: str | None
-    extra: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -222,11 +222,12 @@ def _cells(source: SourceReport) -> tuple[str, ...]:
     )
 
 
-def _spread(source: SourceReport) -> list[str]:
-    """Return a line with the percentiles of prompts' and answers' lengths; [] if none was measured."""
+def _spread(source: SourceReport) -> Iterator[str]:
+    """Yield a line with the percentiles of prompts' and answers' lengths, if any was measured."""
     both = {"prompts": source.prompt_tokens, "answers": source.completion_tokens}
     spreads = [f"{what} {one.p5}/{one.p50}/{one.p95}/{one.max}" for what, one in both.items() if one.count]
-    return [f"tokens (p5/p50/p95/max): {', '.join(spreads)}"] if spreads else []
+    if spreads:
+        yield f"tokens (p5/p50/p95/max): {', '.join(spreads)}"
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
@@ -236,25 +237,24 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> list[str]:
-    """Return notes on how the template asks for an answer and, if rows are `trained`, how it writes the answer."""
-    notes = [f"chats ask for an answer with {chat['asks']!r}"]
+def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> Iterator[str]:
+    """Yield notes on how the template asks for an answer and, if rows are `trained`, how it writes the answer."""
+    yield f"chats ask for an answer with {chat['asks']!r}"
     if chat["prints_date"]:
-        notes.append("the chat template prints today's date: data.chat_template_kwargs={strftime_now: DATE} fixes it")
+        yield "the chat template prints today's date: data.chat_template_kwargs={strftime_now: DATE} fixes it"
     if not trained:
-        return notes
+        return
     if chat["between"]:
-        notes.append(f"before an answer the chat template writes {chat['between']!r}, which is trained")
+        yield f"before an answer the chat template writes {chat['between']!r}, which is trained"
     if chat["open_thought"]:
-        notes.append(f"the prompt leaves a thought open: {chat['open_thought']}")
+        yield f"the prompt leaves a thought open: {chat['open_thought']}"
     if chat["end"]:
-        notes.append(f"answers end with {chat['end']!r}")
+        yield f"answers end with {chat['end']!r}"
     else:
         other = f", the chat template ends them with {chat['other_end'].strip()!r}" if chat["other_end"].strip() else ""
-        notes.append(f"answers end with the tokenizer's eos_token{other}")
+        yield f"answers end with the tokenizer's eos_token{other}"
     if not chat["nests"]:
-        notes.append("turns of a chat do not share one pass: the template writes earlier answers in another way")
-    return notes
+        yield "turns of a chat do not share one pass: the template writes earlier answers in another way"
 
 
 def row_line(parts: Parts) -> str:
@@ -270,33 +270,33 @@ def _shown(text: str, length: int) -> str:
     return f"{part!r}{dots}" if length > 0 else f"{dots}{part!r}"
 
 
-def _notes(source: SourceReport) -> list[str]:
-    notes = [*_spread(source), *(f"read as {name}: {count:,}" for name, count in source.dialects.items())]
+def _notes(source: SourceReport) -> Iterator[str]:
+    yield from _spread(source)
+    yield from (f"read as {name}: {count:,}" for name, count in source.dialects.items())
     if source.unread:
         more = f" and {len(source.unread) - SHOWN:,} more" if len(source.unread) > SHOWN else ""
-        notes.append(f"columns not read: {', '.join([*source.unread][:SHOWN])}{more}")
+        yield f"columns not read: {', '.join([*source.unread][:SHOWN])}{more}"
     for what, count in source.noted.items():
         example = source.noted_examples.get(what)
-        notes.append(f"{what}: {count:,}" + (f", the first: {example}" if example else ""))
+        yield f"{what}: {count:,}" + (f", the first: {example}" if example else "")
     if source.pairs or source.pairs_dropped:
-        notes.append(f"pairs: {source.pairs:,}")
+        yield f"pairs: {source.pairs:,}"
     if source.trained_tokens:
-        notes.append(f"trained tokens: {source.trained_tokens:,}")
-    notes += [f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items()]
+        yield f"trained tokens: {source.trained_tokens:,}"
+    yield from (f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items())
     if source.chat:
-        notes += _chat_notes(source.chat, trained=source.trained_tokens > 0)
-    notes += [f"answers {what}: {count:,}" for what, count in source.verdicts.items()]
+        yield from _chat_notes(source.chat, trained=source.trained_tokens > 0)
+    yield from (f"answers {what}: {count:,}" for what, count in source.verdicts.items())
     if source.example:
-        notes.append(f"a row: {row_line(source.example)}" if source.rows else f"a prompt: {row_line(source.example)}")
+        yield f"a row: {row_line(source.example)}" if source.rows else f"a prompt: {row_line(source.example)}"
     if source.kept < source.rows and not source.pairs and not source.verdicts:
-        notes.append(f"assistant turns: {source.rows:,}")
-    notes += [f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items()]
-    notes += [f"dropped, {reason}: {count:,}" for reason, count in source.dropped.items()]
+        yield f"assistant turns: {source.rows:,}"
+    yield from (f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items())
+    yield from (f"dropped, {reason}: {count:,}" for reason, count in source.dropped.items())
     if source.truncated_prompts:
-        notes.append(f"prompts that lost their beginning: {source.truncated_prompts:,}")
+        yield f"prompts that lost their beginning: {source.truncated_prompts:,}"
     if source.truncated_completions:
-        notes.append(f"answers that lost their end: {source.truncated_completions:,}")
-    notes += [f"bad row {example}" for example in source.bad_examples]
+        yield f"answers that lost their end: {source.truncated_completions:,}"
+    yield from (f"bad row {example}" for example in source.bad_examples)
     if source.bad_rows > len(source.bad_examples):
-        notes.append(f"and {source.bad_rows - len(source.bad_examples):,} more bad rows")
-    return notes
+        yield f"and {source.bad_rows - len(source.bad_examples):,} more bad rows"

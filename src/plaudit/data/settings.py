@@ -173,11 +173,12 @@ def absent(value: Any) -> list[str]:
         named = sources(list(value) if isinstance(value, Mapping) else value)
     except ValueError:  # reported as a contradiction
         return []
-    return [name for name in named if _is_file(name) and not _is_there(name)]
+    return [name for name in named if _is_file(name) and not is_here(name)]
 
 
-def _is_there(name: str) -> bool:
-    folder, colon, _ = name.rpartition(":")  # a folder may have a configuration after it
+def is_here(name: str) -> bool:
+    """True for a file or folder, also with a configuration after a colon."""
+    folder, colon, _ = name.rpartition(":")
     return at_home(name).exists() or (bool(colon) and at_home(folder).is_dir())
 
 

@@ -1,9 +1,9 @@
 """Records to token rows: which tokens there are, and which of them are trained.
 
-    Demonstration -> Row, ...      prompt masked, answer and its end token trained
-    Preference    -> Row, Row, ... chosen and rejected next to each other
-    Judgement     -> Row, Row, ... each judged answer before one to another prompt
-    Question      -> Prompt
+    demonstration -> Row, ...      prompt masked, answer and its end token trained
+    preference    -> Row, Row, ... chosen and rejected next to each other
+    judgement     -> Row, Row, ... each judged answer before one to another prompt
+    prompt        -> Prompt
 
 One `Reader` reads all of them, so equal prompts and answers have equal tokens. Counts go to the source's `Tally`.
 """
@@ -17,14 +17,12 @@ from dataclasses import replace
 from plaudit.data.fields import DataError, Message
 from plaudit.data.formats import speaks
 from plaudit.data.reader import Answer, Asked, Encoded, Reader, Tokens
-from plaudit.data.records import Demonstration, Judgement, Preference, Question, beside
+from plaudit.data.records import Sample, beside
 from plaudit.data.report import Tally
 from plaudit.types import Prompt, Row
 
 
-def demonstration_rows(
-    records: Sequence[Demonstration], reader: Reader, tally: Tally, first_group: int = 0
-) -> list[Row]:
+def demonstration_rows(records: Sequence[Sample], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
     """Return a row per record, or with `data.every_turn` per trained assistant turn, whose prompt is all turns before.
 
     Rows of a record share a `group`, numbered from `first_group`. Records without rows are counted as dropped.
@@ -52,12 +50,12 @@ def demonstration_rows(
     return rows
 
 
-def _last_turn(record: Demonstration) -> tuple[Asked, ...]:
+def _last_turn(record: Sample) -> tuple[Asked, ...]:
     """Return the record with its answer, which is a chat's last turn."""
-    return (Asked(record, (_said(record.completion, record.turn),)),)
+    return (Asked(record, (_said(record.answer or "", record.turn),)),)
 
 
-def _turns(record: Demonstration) -> tuple[Asked, ...]:
+def _turns(record: Sample) -> tuple[Asked, ...]:
     """Return a prompt and its answer for every assistant turn that is trained and says or calls something."""
     said = [i for i, turn in enumerate(record.messages) if i and speaks(turn)]
     before = (Asked(replace(record, messages=record.messages[:i]), (record.messages[i],)) for i in said)
@@ -68,7 +66,7 @@ def _said(text: str, turn: Message) -> Message:
     return {"role": "assistant", "content": text, **beside(turn)}
 
 
-def _pairs(record: Preference) -> tuple[Asked, ...]:
+def _pairs(record: Sample) -> tuple[Asked, ...]:
     """Return the record with its answers: chosen and rejected of each pair in turn."""
     said = [
         _said(text, turn)
@@ -78,7 +76,7 @@ def _pairs(record: Preference) -> tuple[Asked, ...]:
     return (Asked(record, tuple(said)),)
 
 
-def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
+def preference_rows(records: Sequence[Sample], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
     """Return chosen answers as rows 2i, rejected as 2i + 1; `group` numbers prompts, `weight` is 1 / prompt's pairs."""
     rows: list[Row] = []
     most = reader.settings.max_pairs_per_prompt
@@ -110,12 +108,12 @@ def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally,
     return rows
 
 
-def _judged(record: Judgement) -> tuple[Asked, ...]:
+def _judged(record: Sample) -> tuple[Asked, ...]:
     """Return the record with its answers, in the order of the verdicts."""
     return (Asked(record, tuple(_said(one.answer, one.turn) for one in record.verdicts)),)
 
 
-def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
+def judgement_rows(records: Sequence[Sample], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
     """Return judged answers as rows 2i, with the reward 1 (good) or -1 (bad); `group` numbers prompts.
 
     Row 2i + 1 is the mismatched row: the same prompt with an answer to another prompt of these records. If there is no
@@ -162,7 +160,7 @@ def _mismatched(
 
 
 def _judged_answers(
-    reader: Reader, record: Judgement, asked: Encoded, prompt: Tokens, left_out: Counter[str]
+    reader: Reader, record: Sample, asked: Encoded, prompt: Tokens, left_out: Counter[str]
 ) -> list[tuple[Answer, bool]]:
     """Return each usable answer once, with True if it is good. Count why others are left out."""
     called: dict[Answer, set[bool]] = {}
@@ -184,7 +182,7 @@ def _judged_answers(
     return judged
 
 
-def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[Prompt]:
+def prompts(records: Sequence[Sample], reader: Reader, tally: Tally) -> list[Prompt]:
     """Return a prompt per record: `text` is what the policy reads, `id` its place. Bad references make bad rows."""
     fitting: list[Prompt] = []
     for record, (asked,) in reader.read(records, lambda record: (Asked(record),), tally):

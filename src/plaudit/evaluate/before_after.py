@@ -20,7 +20,7 @@ from plaudit.evaluate.generation import Figures, generation_figures
 from plaudit.evaluate.policy import Answers, Policy
 from plaudit.evaluate.settings import BeforeAfterSettings
 from plaudit.evaluate.statistics import Interval
-from plaudit.monitor.console import Reporter
+from plaudit.monitor.console import Reporter, of_figures, of_texts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,39 +72,26 @@ class BeforeAfter:
 
     def table(self) -> Table:
         """Before, after and change, each with its 95 % interval."""
-        from rich.table import Table
-
-        table = Table(title="Before and after", title_justify="left")
-        table.add_column("")
-        for title in ("before", "after", "change", "after wins"):
-            table.add_column(title, justify="right")
+        rows: list[tuple[str, ...]] = []
         for label, name in ROWS.items():
             if name in self.after:
                 short = name.removeprefix("reward/")
-                table.add_row(
-                    label,
-                    _cell(self.before.get(name)),
-                    _cell(self.after[name]),
-                    _cell(self.change.get(f"difference/{short}"), signed=True),
-                    _cell(self.change.get(f"win_rate/{short}")),
-                )
+                change = _cell(self.change.get(f"difference/{short}"), signed=True)
+                wins = _cell(self.change.get(f"win_rate/{short}"))
+                rows.append((label, _cell(self.before.get(name)), _cell(self.after[name]), change, wins))
         if "accuracy" in self.judge:
-            table.add_row("judge's accuracy", _cell(self.judge["accuracy"]), "", "", "")
-        return table
+            rows.append(("judge's accuracy", _cell(self.judge["accuracy"]), "", "", ""))
+        return of_figures("Before and after", ("", "before", "after", "change", "after wins"), rows)
 
     def examples(self) -> Table:
         """A few completions side by side, with their scores."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title="Completions side by side", title_justify="left", show_lines=True)
-        for title in ("prompt", "before", "after"):
-            table.add_column(title, ratio=1, overflow="fold")
-        for pairing in self.completions:
-            answers = (pairing.first, pairing.second)
-            texts = [Text(f"{answer.completion.text.strip()}\n{scores_line(answer)}") for answer in answers]
-            table.add_row(Text(pairing.prompt.text), *texts)
-        return table
+        rows = {
+            f"{number}. {pairing.prompt.text}": [
+                f"{answer.completion.text.strip()}\n{scores_line(answer)}" for answer in (pairing.first, pairing.second)
+            ]
+            for number, pairing in enumerate(self.completions, 1)
+        }
+        return of_texts("Completions side by side", ("prompt", "before", "after"), rows, lines=True)
 
     def save(self, folder: Path) -> None:
         """Write evaluation.json and comparison.jsonl."""
@@ -147,8 +134,7 @@ def before_after(
 
 def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tuple[Figures, Answers]:
     """Figures of one policy."""
-    rewards = bench.rewards(judge, policy.tokenizer)
-    answers = bench.answers(policy, bench.prompts(policy), rewards, name=name)
+    answers = bench.scored_answers(policy, judge, name=name)
     figures: Figures = generation_figures(answers) | bench.reward_figures(answers)
     if bench.settings.is_set("demonstrations"):
         figures |= bench.perplexity(policy, name=name)

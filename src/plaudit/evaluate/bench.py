@@ -3,7 +3,6 @@ as kl.py, define what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,6 @@ from plaudit.evaluate.preference import implied_margins, judge_margins, margin_f
 from plaudit.evaluate.settings import MeasureSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, clock
-from plaudit.rewards.base import Reward
-from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import check_reference
 from plaudit.types import Prompt, Row
 
@@ -44,9 +41,7 @@ class Bench(Measures):
 
     def prompts(self, reader: Policy) -> list[Prompt]:
         prompts = self._read("prompts", reader)
-        for one in self.functions.values():
-            if isinstance(one, FunctionReward) and (why := one.lacking(prompts)):
-                raise ValueError(why)
+        self.check_columns(prompts)
         return prompts
 
     def _rows(self, kind: str, reader: Policy | Judge) -> list[Row]:
@@ -72,9 +67,14 @@ class Bench(Measures):
 
     # measuring
 
-    def answers(self, policy: Policy, prompts: Sequence[Prompt], rewards: dict[str, Reward], *, name: str) -> Answers:
-        """The policy's answers with their scores, with a bar for the remaining time."""
-        sampling = self.settings.sampling
+    def scored_answers(self, policy: Policy, judge: str | None, *, name: str, beside: Answers | None = None) -> Answers:
+        """The policy's answers with their scores, with a bar for the remaining time. Raises ValueError if its tokenizer
+        leaves out other prompts than that of the policy whose answers are `beside` them."""
+        sampling, prompts = self.settings.sampling, self.prompts(policy)
+        if beside is not None and [one.id for one in prompts] != [group[0].prompt.id for group in beside]:
+            why = f"{name} leaves out other prompts than the first policy"
+            raise ValueError(f"{why}: set data.overlong=truncate or error")
+        rewards = self.rewards(judge, policy.tokenizer)
         total = len(prompts) * sampling.samples
         with self.reporter.track(f"answers of {name}", total) as tracker:
             answers = policy.answers(prompts, sampling, seed=self.settings.seed, advance=tracker.advance)

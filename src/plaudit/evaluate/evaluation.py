@@ -29,7 +29,7 @@ from plaudit.evaluate.policy import Answer, Answers, Policy
 from plaudit.evaluate.settings import WHOLE, EvaluationSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.models.folders import run_of
-from plaudit.monitor.console import Reporter
+from plaudit.monitor.console import Reporter, of_figures
 from plaudit.rewards.llm import Decision, LlmJudge
 from plaudit.support.paths import at_home, write_whole
 from plaudit.support.plugins import load_plugins
@@ -67,15 +67,9 @@ class Evaluation:
 
     def table(self) -> Table:
         """The figures for a terminal."""
-        from rich.table import Table
-
-        table = Table(title=f"Evaluation of {self.settings.model or self.settings.judge}", title_justify="left")
-        table.add_column("figure")
-        for title in ("value", "95 % interval", "n"):
-            table.add_column(title, justify="right")
-        for name, figure in self.figures.items():
-            table.add_row(name, *figure_cells(figure))
-        return table
+        rows = ((name, *figure_cells(figure)) for name, figure in self.figures.items())
+        title = f"Evaluation of {self.settings.model or self.settings.judge}"
+        return of_figures(title, ("figure", "value", "95 % interval", "n"), rows)
 
     def save(self, folder: Path) -> None:
         """Write evaluation.json, and the answers as JSON lines if there are any; remove those of an earlier
@@ -139,24 +133,19 @@ def _by_answers(
     bench: Bench, settings: EvaluationSettings, policy: Policy, kinds: Sequence[str]
 ) -> tuple[Answers, list[Pairing], Figures]:
     """Draw the policy's answers once. Return them, pairs with the other policy's answers, and their figures."""
-    rewards = bench.rewards(settings.judge, policy.tokenizer)
-    answers = bench.answers(policy, bench.prompts(policy), rewards, name="model")
+    answers = bench.scored_answers(policy, settings.judge, name="model")
     figures: Figures = {}
     pairings: list[Pairing] = []
     if "generation" in kinds:
         figures |= generation_figures(answers)
-    if "reward" in kinds or (rewards and "generation" in kinds):
+    if "reward" in kinds or (answers[0][0].scores and "generation" in kinds):
         figures |= bench.reward_figures(answers)
     if "kl" in kinds:
         assert settings.reference is not None
         figures |= bench.kl(policy, bench.policy(settings.reference), answers)
     if "comparison" in kinds:
         assert settings.other is not None
-        other = bench.policy(settings.other)
-        prompts = bench.prompts(other)
-        if [prompt.id for prompt in prompts] != [group[0].prompt.id for group in answers]:
-            raise ValueError("model and other do not keep the same prompts: set data.overlong=truncate or error")
-        others = bench.answers(other, prompts, bench.rewards(settings.judge, other.tokenizer), name="other")
+        others = bench.scored_answers(bench.policy(settings.other), settings.judge, name="other", beside=answers)
         if answers[0][0].scores:
             figures |= comparison_figures(answers, others, seed=settings.seed)
         pairings = side_by_side(answers, others)

@@ -5,7 +5,7 @@ settings -> {name: Reward}, every model loaded once
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.settings import ComputeSettings, ScoringSettings
 from plaudit.models.device import device_of
 from plaudit.rewards.base import Reward
+from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward, check_servers
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.coroutines import finished
+from plaudit.types import Prompt
 
 
 def computing(settings: ComputeSettings) -> str:
@@ -50,6 +52,12 @@ class Measures:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two measures are called {twice[0]!r}: give each entry of rewards a `name` of its own")
         self._judges: dict[str, Judge] = {}
+
+    def check_columns(self, prompts: Sequence[Prompt]) -> None:
+        """Raise ValueError for a function that cannot be called with the columns that the prompts' rows have."""
+        for one in self.functions.values():
+            if isinstance(one, FunctionReward) and (why := one.lacking(prompts)):
+                raise ValueError(why)
 
     def judge(self, path: str) -> Judge:
         """Return the judge of a checkpoint, which is loaded at its first use."""

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit.importers import trl
-from plaudit.importers.table import Translation, Work, imported, table
-from plaudit.importers.trl import Found, divided, length, of_a_step, plain_loss
+from plaudit.importers.table import Found, Translation, Work, imported, table
+from plaudit.importers.trl import divided, length, of_a_step, plain_loss
 from plaudit.settings.imported import Imported
 
 TELLING = {"rloo_k", "total_episodes", "response_length", "num_ppo_epochs", "sft_model_path", "kl_coef"}
 """A file with one of these keys is of async_rlhf."""
-
-
-def theirs(recipe: Mapping[str, Any]) -> bool:
-    return bool(TELLING & set(recipe))
 
 
 def recipe(tree: Mapping[str, Any], method: str) -> Imported:

@@ -5,15 +5,13 @@ ZeRO's stages become FSDP2, which gathers and sums as often as they do. Keys wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from plaudit.importers.table import Translation, Work, flat, imported, table, translate
+from plaudit.importers.table import Found, Translation, Work, flat, imported, table, translate
 from plaudit.settings.files import read
 from plaudit.settings.imported import Imported
 from plaudit.support.fields import shown
-
-Found = Iterator[tuple[str, Any]]
 
 STAGES = {1: "zero1", 2: "zero2", 3: "fsdp"}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -68,14 +66,6 @@ def precision(r: Translation) -> Found:
         r.refuse("fp16.enabled", "float16 needs loss scaling, which is not supported: use bf16")
     if (low := r("bf16.enabled", r("bfloat16.enabled"))) is not None:
         yield "learn.precision", "bfloat16" if low else "float32"
-
-
-def optimizer(r: Translation) -> Found:
-    if r("optimizer.type", "AdamW").lower() not in ("adam", "adamw"):
-        r.refuse("optimizer.type", "only AdamW is supported")
-    if not r("optimizer.params.adam_w_mode", True):
-        r.refuse("optimizer.params.adam_w_mode", "weight decay is decoupled from the gradient (AdamW): set it to true")
-    yield from ()
 
 
 def scheduler(r: Translation) -> Found:
@@ -138,4 +128,4 @@ def tracker(r: Translation) -> Found:
         yield "log.trackers", found
 
 
-WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, optimizer, scheduler, sharding, tracker)}
+WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, scheduler, sharding, tracker)}

@@ -1,80 +1,77 @@
 """Read the file of `scripts/train.py --dist_config`: where the stages of a pipeline run and how they share the work.
 
-A key that the chosen runtime cannot use is refused, so that every accepted key has an effect.
+`distributed.yaml` has its keys. One that the chosen runtime cannot use is refused, so that every accepted key has an
+effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from plaudit.importers.rows import SettingRow, complaints, flat, recipe
-from plaudit.support.fields import Rule, refuse, shown
+from plaudit.importers.table import Found, KeyTable, Translation, Work, flat, imported, table
+from plaudit.support.fields import shown
 
-MOST = "cluster.max_rollout_workers"
-RESERVED = [f"runtime.{key}" for key in ("resources_per_worker", "resources_per_rollout_worker")]
-ROWS = (
-    SettingRow(theirs="cluster.runtime", ours="runtime.kind"),
-    SettingRow(theirs="cluster.address", ours="runtime.address", ray=True),
-    SettingRow(theirs="cluster.num_workers", ours="runtime.num_training_workers", ray=True, idle=(None, 1)),
-    SettingRow(
-        theirs="cluster.num_rollout_workers",
-        ours="rollout.workers",
-        ray=True,
-        idle=(None, 1),
-        kind=int,
-        rule=Rule(least=1),
-    ),
-    SettingRow(theirs=MOST, ours="rollout.workers", convert=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
-    SettingRow(theirs="cluster.cpus_per_worker", ours="threads"),
-    *(SettingRow(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
-    SettingRow(
-        theirs="cluster.gpus_per_worker",
-        ours="device",
-        convert=("cpu", "cuda").__getitem__,
-        kind=int,
-        rule=Rule(choices=(0, 1)),
-    ),
-    *(SettingRow(theirs="cluster.gpus_per_worker", ours=f"{ours}.GPU", ray=True, idle=()) for ours in RESERVED),
-    SettingRow(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
-    SettingRow(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
-    SettingRow(theirs="fault_tolerance.checkpoint_interval", ours="save.every", kind=int, rule=Rule(least=1)),
-    SettingRow(theirs="fault_tolerance.resume", ours="resume", convert={True: "latest"}.get, kind=bool),
-    SettingRow(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
-    SettingRow(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
-    SettingRow(
-        theirs="communication.backend",
-        ours="runtime.backend",
-        convert=lambda backend: None if backend == "auto" else backend,
-        ray=True,
-        idle=(None, "auto"),
-    ),
-    SettingRow(theirs="communication.weights", ours="runtime.weights", ray=True),
-    SettingRow(theirs="communication.timeout", ours="runtime.collective_timeout", ray=True),
-)
+IDLE = {"cluster.num_workers": 1, "cluster.num_rollout_workers": 1, "strategy.name": "replicate"}
+"""Values of Ray's keys that say nothing, and are accepted without Ray."""
 
 
-def imported(tree: Mapping[str, Any]) -> dict[str, Any]:
+def keys() -> KeyTable:
+    """Return the table of the file's keys."""
+    return table("distributed settings", "distributed")
+
+
+def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the file sets, as a nested mapping of our keys. Raises SettingsError with every value
     that is invalid or that the file's runtime cannot use."""
-    values = flat(tree, ROWS)
-    refuse(complaints(values, ROWS))
-    refuse(list(_contradictions(values)))
-    found = recipe(values, ROWS, ray=values["cluster.runtime"] == "ray")
-    if values[MOST] is not None:
-        found["rollout"]["workers"] = [values["cluster.num_rollout_workers"], values[MOST]]
-    return found
+    values = flat(tree, keys().known)
+    if values.get("communication.backend") == "auto":
+        del values["communication.backend"]
+    return imported(Translation(table=keys(), method="sft", foreign=values), WORK).recipe
 
 
-def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    least, most = values["cluster.num_rollout_workers"], values[MOST]
-    if least is None and most is not None:
-        yield f"{MOST}={most} also needs cluster.num_rollout_workers, the number of workers at the start"
-    if least is not None and most is not None and most < least:
-        yield f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}: raise it"
-    if values["cluster.runtime"] != "ray":
-        idle = {row.theirs: row.idle for row in ROWS if row.ray and row.idle}
-        yield from (f"{k}={values[k]} needs cluster.runtime=ray" for k, free in idle.items() if values[k] not in free)
-    elif values["communication.backend"] == "nccl" and values["cluster.gpus_per_worker"] != 1:
-        gpus = shown(values["cluster.gpus_per_worker"])
-        yield f"communication.backend=nccl needs cluster.gpus_per_worker=1, not {gpus}"
+def workers(r: Translation) -> Found:
+    least, most = r("cluster.num_rollout_workers"), r("cluster.max_rollout_workers")
+    if most is not None and least is None:
+        r.refuse("cluster.max_rollout_workers", "it also needs cluster.num_rollout_workers, the number at the start")
+    elif most is not None and most < least:
+        r.refuse("cluster.max_rollout_workers", f"it is below cluster.num_rollout_workers={least}: raise it")
+    elif least is not None:
+        yield "rollout.workers", least if most is None else [least, most]
+
+
+def devices(r: Translation) -> Found:
+    cores, gpus = r("cluster.cpus_per_worker"), r("cluster.gpus_per_worker")
+    if gpus not in (None, 0, 1):
+        r.refuse("cluster.gpus_per_worker", "it must be 0 or 1")
+    elif gpus is not None:
+        yield "device", "cuda" if gpus else "cpu"
+    reserved = {name: value for name, value in (("CPU", cores), ("GPU", gpus)) if value is not None}
+    if reserved and r("cluster.runtime") == "ray":
+        yield "runtime.resources_per_worker", reserved
+        yield "runtime.resources_per_rollout_worker", {**reserved}
+
+
+def checkpoints(r: Translation) -> Found:
+    if (steps := r("fault_tolerance.checkpoint_interval")) is not None:
+        yield "save.every", steps
+    if r("fault_tolerance.resume"):
+        yield "resume", "latest"
+
+
+def spread(r: Translation) -> Found:
+    """Without Ray, refuse what needs it, and leave out what says nothing."""
+    gpus = r("cluster.gpus_per_worker")
+    if r("cluster.runtime") == "ray":
+        if r("communication.backend") == "nccl" and gpus != 1:
+            r.refuse("communication.backend", f"it needs cluster.gpus_per_worker=1, not {shown(gpus)}")
+        return
+    for key in r.table.worked_out["spread"]["theirs"]:
+        if r(key) not in (None, IDLE.get(key)):
+            r.problems.append(f"{key}={shown(r(key))} needs cluster.runtime=ray")
+        for ours in r.table.ours(key):
+            r.found.pop(ours, None)
+    yield from ()
+
+
+WORK: Mapping[str, Work] = {work.__name__: work for work in (workers, devices, checkpoints, spread)}

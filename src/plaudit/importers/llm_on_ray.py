@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from plaudit.importers import deepspeed
 from plaudit.importers.schedules import scheduled, spaced
 from plaudit.importers.sources import set_aside
-from plaudit.importers.table import Translation, Work, flat, imported, table
+from plaudit.importers.table import Found, Translation, Work, flat, imported, table
 from plaudit.settings.imported import Imported
 
-Found = Iterator[tuple[str, Any]]
-
-SECTIONS = {"General", "Dataset", "Training"}
+TELLING = {"General", "Dataset", "Training"}
+"""A file with one of these sections is of LLM-on-Ray."""
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 MODES = {"ddp": "replicate", "fsdp": "fsdp", "deepspeed": "replicate"}
 """Their mode -> runtime.strategy. In mode deepspeed its own configuration may set another strategy."""
-
-
-def theirs(tree: Mapping[str, Any]) -> bool:
-    return bool(SECTIONS & set(tree))
 
 
 def recipe(tree: Mapping[str, Any], method: str) -> Imported:

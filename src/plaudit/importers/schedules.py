@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
-from plaudit.importers.table import Translation
+from plaudit.importers.table import Found, Translation
 
 SCHEDULES = {
     "constant": "constant",
@@ -17,7 +15,7 @@ SCHEDULES = {
 }
 
 
-def scheduled(r: Translation, key: str, name: str, warmup: float) -> Iterator[tuple[str, Any]]:
+def scheduled(r: Translation, key: str, name: str, warmup: float) -> Found:
     """Settings of the schedule called `name`. `warmup` is a share of all updates if below 1, else their number."""
     if name not in SCHEDULES:
         r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
@@ -28,7 +26,7 @@ def scheduled(r: Translation, key: str, name: str, warmup: float) -> Iterator[tu
 
 def spaced(
     r: Translation, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
-) -> Iterator[tuple[str, Any]]:
+) -> Found:
     """The setting `<section>.every`, from a strategy (no, steps, epoch). A number of steps below 1 is a share of all
     steps."""
     how, steps = str(r(key, by_default)).lower(), r(steps_key, otherwise)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from math import inf
 from typing import Any
 
-from plaudit.importers.table import Translation
+from plaudit.importers.table import Found, Translation
 from plaudit.support.fields import shown
 
 STREAMED = 10_000
@@ -27,7 +27,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def sources(r: Translation) -> Iterator[tuple[str, Any]]:
+def sources(r: Translation) -> Found:
     streaming = r("dataset_streaming", False)
     if listed := r("datasets"):
         streaming = r("streaming", False)
@@ -63,7 +63,7 @@ def _evaluates(r: Translation) -> bool:
     return str(r("eval_strategy", r("evaluation_strategy", "no"))).lower() not in ("no", "false")
 
 
-def _weighed(r: Translation, mixture: Any) -> Iterator[tuple[str, Any]]:
+def _weighed(r: Translation, mixture: Any) -> Found:
     """Sources of `dataset_mixture`, as in open-r1 and alignment-handbook: parts of splits, joined and shuffled."""
     listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
     if (
@@ -93,7 +93,7 @@ def _weighed(r: Translation, mixture: Any) -> Iterator[tuple[str, Any]]:
         yield from set_aside(r, "dataset_mixture", size, hundred=1)
 
 
-def _mixed(r: Translation, mixer: Any) -> Iterator[tuple[str, Any]]:
+def _mixed(r: Translation, mixer: Any) -> Found:
     """Sources of `dataset_mixer`, as in earlier versions of alignment-handbook: a part of each, from its beginning."""
     splits = r("dataset_splits", ["train", "test"])
     if not isinstance(mixer, Mapping) or not mixer or not isinstance(splits, list):
@@ -129,7 +129,7 @@ def _part(r: Translation, key: str, split: str, part: Any) -> str:
     return f"{split}[:{round(percent)}%]"
 
 
-def _joined(found: Mapping[str, list[str]]) -> Iterator[tuple[str, Any]]:
+def _joined(found: Mapping[str, list[str]]) -> Found:
     """Yield data.train, and data.split unless every source reads "train"."""
     splits = {source: "+".join(parts) for source, parts in found.items()}
     yield "data.train", [*splits] if len(splits) > 1 else next(iter(splits))
@@ -138,7 +138,7 @@ def _joined(found: Mapping[str, list[str]]) -> Iterator[tuple[str, Any]]:
         yield "data.split", splits if len(alike) > 1 else alike.pop()
 
 
-def _mixture(r: Translation, listed: Any) -> Iterator[tuple[str, Any]]:
+def _mixture(r: Translation, listed: Any) -> Found:
     if not isinstance(listed, list) or not all(isinstance(one, Mapping) and "path" in one for one in listed):
         r.refuse("datasets", "it must be a list of entries with a path")
         return
@@ -164,7 +164,7 @@ def _mixture(r: Translation, listed: Any) -> Iterator[tuple[str, Any]]:
             yield from set_aside(r, "test_split_size", share, hundred=1)
 
 
-def set_aside(r: Translation, key: str, share: Any, *, hundred: int = 100) -> Iterator[tuple[str, Any]]:
+def set_aside(r: Translation, key: str, share: Any, *, hundred: int = 100) -> Found:
     """Set a share of the train prompts aside for validation; `hundred` is the value that stands for all of them."""
     try:
         percent = Decimal(str(share)) * 100 / hundred

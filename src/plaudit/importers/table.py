@@ -112,8 +112,10 @@ class Translation:
         self.problems.append(f"{key}={shown(self(key))}: {why}")
 
 
-Work = Callable[[Translation], Iterable[tuple[str, Any]]]
-"""A function that works out several of their keys: from a reading to our settings and their values."""
+Found = Iterator[tuple[str, Any]]
+"""Our settings, by their dotted keys, and their values."""
+Work = Callable[[Translation], Found]
+"""A function that works out several of their keys."""
 
 
 def imported(reading: Translation, work: Mapping[str, Work]) -> Imported:

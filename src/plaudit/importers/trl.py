@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from plaudit.importers import deepspeed
 from plaudit.importers.schedules import scheduled, spaced
 from plaudit.importers.sources import reward_entries, sources
-from plaudit.importers.table import KeyTable, Translation, Work, imported, table
+from plaudit.importers.table import Found, KeyTable, Translation, Work, imported, table
 from plaudit.monitor.settings import TRACKERS
 from plaudit.settings.imported import Imported
 from plaudit.support.fields import shown
-
-Found = Iterator[tuple[str, Any]]
 
 TELLING = {"model_name_or_path", "dataset_name", "datasets", "dataset_mixture", "per_device_train_batch_size"}
 """A file with one of these keys is of TRL."""
@@ -31,10 +29,6 @@ PROCESSES = 8
 PAIRWISE = {"sigmoid": {}, "hinge": {}, "robust": {}, "ipo": {"algorithm.length_average": True}}
 GROUPED = ("dapo", "grpo", "dr_grpo", "cispo")
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-
-
-def theirs(tree: Mapping[str, Any]) -> bool:
-    return bool(TELLING & set(tree))
 
 
 def recipe(tree: Mapping[str, Any], method: str) -> Imported:

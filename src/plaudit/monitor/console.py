@@ -9,33 +9,24 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from plaudit.monitor.figures import FIGURES
 from plaudit.monitor.notebook import StepTable, in_notebook
 from plaudit.support.visible import rounded, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+    from rich.table import Table
     from rich.text import Text
 
-SHOWN = (
-    ("loss", ("loss/policy", "loss/judge"), "z.4f"),
-    ("accuracy", ("accuracy",), ".1%"),
-    ("reward", ("reward/mean",), "+z.3f"),
-    ("gold", ("reward/gold",), "+z.3f"),
-    ("kl", ("kl/reference",), "z.2f"),
-    ("length", ("length/mean",), ".1f"),
-    ("lag", ("lag/mean",), ".2f"),
-    ("gap", ("kl/sampler",), ".1e"),
-    ("bubble", ("bubble/policy", "bubble/judge"), ".0%"),
-    ("tok/s", ("tokens_per_second",), ",.0f"),
-)
-"""Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
+COLUMNS = {figure.label: figure.form for figure in FIGURES if figure.label}
+"""Columns of a step line, and their formats."""
 STAMP = "%Y-%m-%d %H:%M:%S"
 """Before each line of a log."""
 SPARED = ("elapsed", "left", "tok/s", "bubble", "gap", "lag", "length", "kl")
@@ -212,8 +203,8 @@ def step_line(record: Mapping[str, float], bar: ProgressBar) -> str:
     """One line of a training step, and one of its evaluation if it had one."""
     width = len(str(bar.total))
     parts = [f"step {bar.done:>{width}}/{bar.total}"]
-    for label, names, form in SHOWN:
-        value = next((record[name] for name in names if name in record), None)
+    for label, form in COLUMNS.items():
+        value = next((record[one.name] for one in FIGURES if one.label == label and one.name in record), None)
         if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
             parts.append(f"{label} {rounded(value, form)}")
     line = "  ".join([*parts, f"elapsed {clock(bar.elapsed)}", f"left {clock(bar.remaining)}"])
@@ -247,6 +238,31 @@ def fitted(line: str, width: int) -> Text:
     for part in (first, *rest):
         part.rstrip()
     return Text("\n").join([first, *(Text(indent) + part for part in rest)])
+
+
+def of_figures(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a rich table for a terminal. The first cell of a row is its name, the others end at the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def of_texts(title: str, head: Iterable[str], rows: Mapping[str, Iterable[str]], *, lines: bool = False) -> Table:
+    """Return a rich table of texts, each row with its name. Control characters are escaped before widths count."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_lines=lines)
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for name, cells in rows.items():
+        table.add_row(*(Text(visible(cell).expandtabs()) for cell in (name, *cells)))
+    return table
 
 
 def clock(seconds: float) -> str:

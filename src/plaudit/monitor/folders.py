@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from plaudit.support.bounded import MOST as MOST_BYTES
-from plaudit.support.bounded import UnreadableError, lines, opened, record, yaml_text
+from plaudit.support.bounded import UnreadableError, lines, opened, parsed, yaml_text
 from plaudit.support.fields import flat
 from plaudit.support.visible import visible
 
@@ -189,19 +189,12 @@ class Followed:
                 self.records, self._read, self._identity = [], 0, (found.st_dev, found.st_ino)
             for begin, line in lines(self.path, self._read):  # a torn line, or one being written, comes later
                 self._read = begin + len(line)
-                if (one := _parsed(line)) is not None:
+                if (one := parsed(line)) is not None:
                     self.keep(one)
             return list(self.records)
 
     def keep(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        return record(line)
-    except ValueError:
-        return None
 
 
 def joined(records: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:

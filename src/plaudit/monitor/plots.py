@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.monitor.console import STAMP
+from plaudit.monitor.figures import FIGURES
 from plaudit.monitor.folders import changed
 from plaudit.monitor.sinks import read_figures
 from plaudit.support.bounded import opened
@@ -29,54 +30,10 @@ LARGEST = 1e100
 """Largest number that is drawn: matplotlib cannot place 1e308 and -1e308 on one axis."""
 LINES = ("-", ":", "-.")
 """Colour of runs for which no other colour is left."""
-STYLE: Any = {  # the type that matplotlib gives its keys differs between its versions
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": "#333333",
-    "axes.formatter.limits": (-3, 5),
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
-    "figure.constrained_layout.w_pad": 0.12,
-    "figure.constrained_layout.h_pad": 0.1,
-    "legend.fontsize": 9,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """One metric and its labels."""
-
-    metric: str
-    title: str
-    unit: str
-
-
-LOSSES = (
-    Quantity("loss/policy", "policy loss", "nats per token"),
-    Quantity("loss/judge", "judge loss", "nats per pair"),
-    Quantity("loss/critic", "critic loss", "squared error of returns"),
-)
-PLOTS: dict[str, tuple[Quantity, ...]] = {
-    "accuracy": (Quantity("accuracy", "accuracy", "share of pairs ordered as labelled"),),
-    "reward": (
-        Quantity("reward/mean", "reward", "reward per answer"),
-        Quantity("reward/judge", "judge reward", "judge's score per answer"),
-        Quantity("reward/gold", "gold reward", "gold score per answer"),
-    ),
-    "kl": (
-        Quantity("kl/reference", "KL to the reference", "nats per answer"),
-        Quantity("kl/sampler", "KL between sampler and learner", "nats per token"),
-    ),
-    "entropy": (Quantity("entropy", "entropy of the policy", "nats per token"),),
-}
-PLOT_TYPES = ("loss", *PLOTS, "all")
+STYLE = Path(__file__).with_suffix(".mplstyle")
+PLOTS = {plot: [one for one in FIGURES if one.plot == plot] for plot in ("loss", "accuracy", "reward", "kl", "entropy")}
+"""The figures of each picture."""
+PLOT_TYPES = (*PLOTS, "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +88,10 @@ def draw(
     if plot_type not in PLOT_TYPES:
         raise ValueError(f"plot_type={plot_type!r} is unknown. Choose one of: {', '.join(PLOT_TYPES)}.")
     runs = find_runs(log_dir, say)
-    wanted = [name for name in PLOT_TYPES if name != "all"] if plot_type == "all" else [plot_type]
+    wanted = list(PLOTS) if plot_type == "all" else [plot_type]
     plots = {name: panels for name in wanted if (panels := _panels(name, runs))}
     if not plots:
-        metrics = [q.metric for name in wanted for q in (LOSSES if name == "loss" else PLOTS[name])]
+        metrics = [figure.name for name in wanted for figure in PLOTS[name]]
         raise ValueError(
             f"Nothing to draw for plot_type={plot_type!r}: none of {', '.join(metrics)} is in "
             f"{', '.join(str(Path(run.name) / METRICS) for run in runs)} under {log_dir}. "
@@ -147,7 +104,7 @@ def draw(
 
 def draw_together(runs: Sequence[PlottedRun], path: Path) -> Path | None:
     """Write one picture with a panel for each recorded quantity, and return its path; None if there is none."""
-    panels = [panel for name in PLOT_TYPES if name != "all" for panel in _panels(name, runs)]
+    panels = [panel for name in PLOTS for panel in _panels(name, runs)]
     return _save(panels, path) if panels else None
 
 
@@ -207,11 +164,10 @@ def _panels(plot: str, runs: Sequence[PlottedRun]) -> list[Panel]:
     if plot == "loss":
         return _loss_panels(runs)
     panels = []
-    for quantity in PLOTS[plot]:
-        metric = quantity.metric
-        drawn = [curve for run in runs for curve in (run.curve(metric), run.validation(metric)) if curve.steps]
-        if drawn:
-            panels.append(Panel(quantity.title, quantity.unit, drawn))
+    for figure in PLOTS[plot]:
+        both = (curve for run in runs for curve in (run.curve(figure.name), run.validation(figure.name)))
+        if drawn := [curve for curve in both if curve.steps]:
+            panels.append(Panel(figure.title, figure.unit, drawn))
     if plot == "reward" and _same(panels, "reward", "judge reward"):
         panels = [panel for panel in panels if panel.title != "reward"]
     return panels
@@ -229,12 +185,12 @@ def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
     panels: dict[tuple[str, str], Panel] = {}
     for run in runs:
         validation = run.validation("loss")
-        for quantity in LOSSES:
-            curve = run.curve(quantity.metric)
+        for figure in PLOTS["loss"]:
+            curve = run.curve(figure.name)
             if not curve.steps:
                 continue
-            unit = _policy_unit(run) if quantity.metric == "loss/policy" else quantity.unit
-            panel = panels.setdefault((run.stage, quantity.metric), Panel(f"{run.stage}: {quantity.title}", unit))
+            unit = _policy_unit(run) if figure.name == "loss/policy" else figure.unit
+            panel = panels.setdefault((run.stage, figure.name), Panel(f"{run.stage}: {figure.title}", unit))
             panel.curves.append(curve)
             if validation.steps:  # belongs to the run's first loss
                 panel.curves.append(validation)
@@ -259,7 +215,7 @@ def _save(panels: Sequence[Panel], path: Path) -> Path:
 
     across = 2 if len(panels) == 4 else min(len(panels), 3)
     down = -(-len(panels) // across)
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         most = max(len(panel.curves) for panel in panels)
         width, height = (4.8, 3.6) if most <= len(PALETTE) else (7.2, max(3.6, 0.8 + 0.2 * most))
         figure = Figure(figsize=(max(6.4, width * across), height * down), layout="constrained", dpi=150)

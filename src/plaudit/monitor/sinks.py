@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
-from plaudit.support.bounded import MOST, UnreadableError, content, record
+from plaudit.support.bounded import MOST, UnreadableError, content, parsed, record
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
 
@@ -99,7 +99,7 @@ def read_jsonl(path: Path, most: float = math.inf) -> list[dict[str, Any]]:
     for a line that is no JSON object, and for a file of more than `most` bytes."""
     found = content(path, most)
     lines = found.splitlines()
-    if lines and not found.endswith(b"\n") and not _whole(lines[-1]):
+    if lines and not found.endswith(b"\n") and parsed(lines[-1]) is None:
         lines.pop()
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
 
@@ -127,22 +127,13 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
         raise UnreadableError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
 
 
-def _whole(line: bytes) -> bool:
-    """True if the line is a complete record: part of an object is never JSON, since its brace is missing."""
-    try:
-        record(line)
-    except ValueError:
-        return False
-    return True
-
-
 def _repair(path: Path) -> None:
     """End the file in a newline: add it to a whole last line that lacks it, or drop a last line that is torn."""
     content = path.read_bytes() if path.exists() else b""
     if not content or content.endswith(b"\n"):
         return
     begin = content.rfind(b"\n") + 1
-    replace_file(path, content + b"\n" if _whole(content[begin:]) else content[:begin])
+    replace_file(path, content + b"\n" if parsed(content[begin:]) is not None else content[:begin])
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -14,20 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plaudit.monitor.figures import FIGURES
 from plaudit.monitor.folders import Followed, finite, settings_of, summary
 from plaudit.support.visible import visible
 
-FIGURES: dict[str, Callable[[float, float], float] | None] = {
-    "reward/mean": max,
-    "reward/gold": max,
-    "validation/reward/mean": max,
-    "evaluation/reward/mean": max,
-    "validation/loss": min,
-    "validation/accuracy": max,
-    "accuracy": max,
-    "loss/policy": None,
-    "kl/reference": None,
-}
+BETTER: Mapping[str, Callable[[float, float], float] | None] = {"max": max, "min": min, "none": None}
+COLUMNS = {figure.name: BETTER[way] for way in BETTER for figure in FIGURES if figure.better == way}
 """The figures of a row, and which of two values is better; None where neither is."""
 PATIENCE = 1.0
 """Seconds after which figures that have not been read are left to the next request."""
@@ -44,7 +36,7 @@ class Best(Followed):
         if (step := finite(record.get("step"))) is None:
             return
         found = dict(self.records[0]) if self.records else {}
-        for name, better in FIGURES.items():
+        for name, better in COLUMNS.items():
             if (value := finite(record.get(name))) is None:
                 continue
             best, at = found[name][2:] if name in found else (value, step)
@@ -66,7 +58,7 @@ def table(runs: Mapping[str, Path], files: Callable[[Path], Iterable[Best]]) -> 
         chosen = {key: settings[name][key][:LONG] for key in keys if key in settings[name]}
         rows.append(summary(name, path) | {"settings": chosen, "figures": figures})
     pending = sum(row["figures"] is None for row in rows)
-    return {"settings": keys, "figures": list(FIGURES), "rows": rows, "pending": pending}
+    return {"settings": keys, "figures": list(COLUMNS), "rows": rows, "pending": pending}
 
 
 def _figures(files: Iterable[Best]) -> dict[str, Any]:

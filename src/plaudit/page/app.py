@@ -2,7 +2,7 @@
 
     /, /page/NAME -> web/          /api/... -> folders.py, answers.py -> JSON
 
-`commands/page.py` opens the sockets.
+`commands/listening.py` opens the sockets.
 """
 
 from __future__ import annotations
@@ -147,20 +147,14 @@ def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: s
         reader.answer,
     )
     routes = [Route("/", lambda request: HTMLResponse(shell())), Route("/page/{name}", _file)]
-    routes += [Route(f"/api/{ask.__name__}", _json(ask)) for ask in asked]
+    routes += [Route(f"/api/{ask.__name__}", _endpoint(ask, as_json, "application/json")) for ask in asked]
     answers = {ask.__name__: ask for ask in asked}
 
-    def export(request: Request) -> Response:
-        try:
-            reader.run(request.query_params)
-            text = exported(lambda what, parameters: answers[what](parameters), request.query_params)
-        except LookupError as error:
-            return PlainTextResponse(visible(str(error.args[0]), line=True), 404)
-        except REFUSED as error:
-            return PlainTextResponse(visible(str(error)[:300], line=True), 400)
-        return Response(text, media_type="application/octet-stream")
+    def export(parameters: Parameters) -> str:
+        reader.run(parameters)
+        return exported(lambda what, parameters: answers[what](parameters), parameters)
 
-    routes.append(Route("/api/export", export))
+    routes.append(Route("/api/export", _endpoint(export, str.encode, "application/octet-stream")))
     inside = Starlette(routes=routes, middleware=[Middleware(Door, token=token)])
     return known_hosts(inside, names, refused=STRANGER)
 
@@ -172,16 +166,18 @@ def _file(request: Request) -> Response:
     return FileResponse(WEB / name)
 
 
-def _json(ask: Callable[[Parameters], Any]) -> Callable[[Request], Response]:
-    """Return an endpoint, which Starlette runs in a thread: `ask`'s result as JSON, or status 404 or 400."""
+def _endpoint(
+    ask: Callable[[Parameters], Any], encode: Callable[[Any], bytes], kind: str
+) -> Callable[[Request], Response]:
+    """Return an endpoint, which Starlette runs in a thread: `ask`'s encoded result, or status 404 or 400."""
 
     def answer(request: Request) -> Response:
         try:
-            body = as_json(ask(request.query_params))
+            body = encode(ask(request.query_params))
         except LookupError as error:
             return PlainTextResponse(visible(str(error.args[0]), line=True), 404)
         except REFUSED as error:
             return PlainTextResponse(visible(str(error)[:300], line=True), 400)
-        return Response(body, media_type="application/json")
+        return Response(body, media_type=kind)
 
     return answer

@@ -19,29 +19,11 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from plaudit.executors.base import ProcessStatus
+from plaudit.monitor.figures import FIGURES
 from plaudit.monitor.templates import rendered
 from plaudit.support.visible import rounded, visible
 
-SHOWN = (
-    ("loss/policy", "policy loss"),
-    ("loss/judge", "judge loss"),
-    ("loss/critic", "critic loss"),
-    ("validation/loss", "validation loss"),
-    ("accuracy", "accuracy"),
-    ("validation/accuracy", "validation accuracy"),
-    ("reward/mean", "reward"),
-    ("reward/gold", "gold reward"),
-    ("validation/reward/mean", "validation reward"),
-    ("kl/reference", "KL to the reference"),
-    ("entropy", "entropy"),
-    ("length/mean", "answer length"),
-    ("lag/mean", "versions that samples are old, mean"),
-    ("lag/max", "versions that samples are old, most"),
-    ("kl/sampler", "KL between sampler and learner"),
-    ("gradient_norm/policy", "gradient norm"),
-    ("tokens_per_second", "tokens per second"),
-    ("time/step", "seconds per step"),
-)
+SHOWN = {figure.name: figure.title for figure in FIGURES if figure.page}
 """Metrics with a curve, if a run has them, and their titles."""
 POINTS = 160
 """Approximate limit of points per curve. A longer curve keeps the smallest and the largest value of every few steps."""
@@ -78,7 +60,7 @@ class Curves:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the figures of the next step."""
         self.step = int(record["step"])
-        for metric, _ in SHOWN:
+        for metric in SHOWN:
             if metric in record:
                 self._curves.setdefault(metric, Curve()).add(self.step, record[metric])
         if (seconds := record.get("time/step")) is not None:
@@ -87,7 +69,7 @@ class Curves:
         self._seconds = float(record.get("time") or 0.0)
 
     def shown(self) -> list[Panel]:
-        return [_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves]
+        return [_panel(name, self._curves[metric]) for metric, name in SHOWN.items() if metric in self._curves]
 
     def remaining(self, steps: int) -> str:
         """Estimate the remaining time from the latest steps, and from the mean time between steps (evaluations and

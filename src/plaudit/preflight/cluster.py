@@ -22,7 +22,7 @@ Sized = Callable[[int, int], float]
 """Of a mesh of data times tensor devices."""
 
 
-def problem_of(costs: Costs, devices: int, capacity: float, lag: int = 0) -> Problem:
+def problem_of(costs: Costs, devices: int, capacity: float) -> Problem:
     """Return a step's calls for the search, each after those that it needs, with all blocks and meshes that fit."""
     work, models = costs.work, {str(one.role): one for one in costs.models}
     calls: list[Call] = []
@@ -33,7 +33,7 @@ def problem_of(costs: Costs, devices: int, capacity: float, lag: int = 0) -> Pro
     first = tuple(call.name for call in calls)
     for name in [*(f"judge {number}" for number in costs.judges), *(f"{role} scores" for role in work.scored)]:
         role = name.removesuffix(" scores")
-        add(name, costs.config_of(role), costs.passes(f"{role}/score"), after=first)
+        add(name, costs.config_of(role), partial(costs.passes, f"{role}/score"), after=first)
     for role in work.trained:
         model = models[role]
         held = sum(model.held(model.layout.mesh.place(0)).values())
@@ -41,13 +41,13 @@ def problem_of(costs: Costs, devices: int, capacity: float, lag: int = 0) -> Pro
         add(
             f"{role} trains",
             model.layout.config,
-            costs.training(role),
+            partial(costs.training, role),
             held=partial(_sharded, held),
             peak=costs.activations,
             after=tuple(call.name for call in calls if not call.name.endswith(" trains")),
             source=before if any(call.name == before for call in calls) else None,
         )
-    return Problem(tuple(calls), devices, capacity=capacity, lag=lag)
+    return Problem(tuple(calls), devices, capacity=capacity)
 
 
 def _add(

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plaudit.models.config import DecoderConfig
 from plaudit.models.mesh import Mesh
 from plaudit.preflight.held import Model, judges_of, models_of
+from plaudit.preflight.needs import by_token
 from plaudit.preflight.placement import Placement
 from plaudit.preflight.profile import Link, Profile
 from plaudit.preflight.work import Amounts, Shape, Work, amounts, decoding, work_of
@@ -230,26 +231,18 @@ class Costs:
         beside = min(1.0, (threads - at.threads) / max(1, self.devices - at.threads))
         return (1 + (self.profile.crowded - 1) * beside) * max(1.0, threads / self.devices)
 
-    # --- one call in a mesh of its own (`cluster.py`)
+    # --- one call in a mesh of data times tensor devices of its own (`cluster.py`)
 
-    def passes(self, name: str) -> Callable[[int, int], float]:
-        """Return a function (data, tensor) -> seconds of a call without gradients on a mesh of these sizes."""
+    def passes(self, name: str, data: int, tensor: int) -> float:
+        """Seconds of a call without gradients."""
         work = self.work
+        asked = amounts(work.sampled or work.learned).times(1 / work.scale / data).cut(work.score)
+        return self._pass(Placement(ray=True, ranks=data, tensor=tensor), name, asked, moves=1)
 
-        def seconds(data: int, tensor: int) -> float:
-            asked = amounts(work.sampled or work.learned).times(1 / work.scale / data).cut(work.score)
-            return self._pass(Placement(ray=True, ranks=data, tensor=tensor), name, asked, moves=1)
-
-        return seconds
-
-    def training(self, role: str) -> Callable[[int, int], float]:
-        """Return a function (data, tensor) -> seconds of all of a role's updates, sharded over data."""
-
-        def seconds(data: int, tensor: int) -> float:
-            at = Placement(ray=True, ranks=data, tensor=tensor, sharded=data > 1)
-            return self._trains(at, role, self.work.share(data))
-
-        return seconds
+    def training(self, role: str, data: int, tensor: int) -> float:
+        """Seconds of all of a role's updates, sharded over data."""
+        at = Placement(ray=True, ranks=data, tensor=tensor, sharded=data > 1)
+        return self._trains(at, role, self.work.share(data))
 
     def activations(self, data: int, tensor: int) -> float:
         """Bytes of activations of a pass with gradients, on one device."""
@@ -307,15 +300,9 @@ class Costs:
     def _token(self) -> float:
         """Bytes of activations by token, of the trained model that takes most: measured, or some 20 rows of the hidden
         and 3 of the inner size a layer."""
-        taken = [self._by_layers(one.layout.config) for one in self.models if one.trained]
+        taken = [by_token(one.layout.config, self.settings) for one in self.models if one.trained]
         measured = self.profile.memory.get("token")
         return max(taken) * (measured / taken[0] if measured else 1.0)
-
-    def _by_layers(self, config: DecoderConfig) -> float:
-        layer = self.width * (20 * config.width + 3 * config.mlp_width)
-        if self.settings.learn.activation_checkpointing:
-            return self.width * config.width * config.layers + layer
-        return float(layer * config.layers)
 
     def cache(self, at: Placement) -> float:
         s, config = self.settings, self.policy

@@ -19,16 +19,9 @@ from plaudit.models.mesh import Mesh, MeshError, Place
 from plaudit.models.moves import Moves
 from plaudit.models.parts import numbered
 from plaudit.preflight.held import GIB as GIB
-from plaudit.preflight.held import PARTS, Model, models_of
-from plaudit.settings.tree import Settings
+from plaudit.preflight.held import PARTS, Model
 from plaudit.support.fields import nearest
 from plaudit.types import Role
-
-
-def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]:
-    """The run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as the section `runtime` says.
-    Raises MeshError, with the nearest mesh that fits."""
-    return models_of(settings, read_mesh(mesh) if mesh else None, ranks)
 
 
 def read_mesh(text: str) -> Mesh:

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -72,59 +72,50 @@ def disk_there(output: Path) -> tuple[Path, int]:
     return there, shutil.disk_usage(there).free
 
 
-def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Return an error if models, gradients and moments do not fit this machine, however small a pass is; else []."""
+def about_memory(parts: Mapping[str, float], s: Settings) -> Iterator[str]:
+    """Yield an error if models, gradients and moments do not fit this machine, however small a pass is."""
     ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # whole models on this machine
     ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # on one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
-    if held <= there:
-        return []
-    sizes = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
-    return [
-        (
+    if held > there:
+        sizes = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
+        yield (
             f"memory: models, gradients and moments take {held / GIB:.1f} GiB ({sizes}), and {there / GIB:.1f} GiB are "
             "left: use a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more "
             "devices"
         )
-    ]
 
 
-def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Return a warning if full passes may not fit beside the models; [] if they do, or if `about_memory` complains."""
+def tight_memory(parts: Mapping[str, float], s: Settings) -> Iterator[str]:
+    """Yield a warning if full passes may not fit beside the models, unless `about_memory` complains."""
     whole, there = sum(parts.values()), memory_there(gpu=on_gpu(s))
-    if whole <= there or about_memory(parts, s):
-        return []
-    sizes = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
-    return [
-        (
+    if whole > there and not any(about_memory(parts, s)):
+        sizes = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
+        yield (
             f"memory: full passes would take {whole / GIB:.1f} GiB ({sizes}), and {there / GIB:.1f} GiB are left: "
             "lower learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
         )
-    ]
 
 
-def about_disk(needed: float, output: Path) -> list[str]:
-    """Return an error if checkpoints of `needed` bytes do not fit on the disk of the run's folder; else []."""
+def about_disk(needed: float, output: Path) -> Iterator[str]:
+    """Yield an error if checkpoints of `needed` bytes do not fit on the disk of the run's folder."""
     there, free = disk_there(output)
-    if needed <= free:
-        return []
-    return [
-        (
+    if needed > free:
+        yield (
             f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower "
             "save.keep, free some, or set output to another disk"
         )
-    ]
 
 
-def about_devices(s: Settings) -> list[str]:
-    """Return errors for GPUs and Ray reservations that this machine lacks. A cluster at an address is not checked."""
-    here, problems = gpus(), []
+def about_devices(s: Settings) -> Iterator[str]:
+    """Yield errors for GPUs and Ray reservations that this machine lacks. A cluster at an address is not checked."""
+    here = gpus()
     if s.device.startswith("cuda") and s.runtime.address is None:
         number = s.device.partition(":")[2]
         if _without_cuda():
-            problems.append(f"device={s.device}: the installed torch {version('torch')} is a build for CPUs")
+            yield f"device={s.device}: the installed torch {version('torch')} is a build for CPUs"
         elif not here or (number.isdigit() and int(number) >= len(here)):
-            problems.append(f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto")
+            yield f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto"
     if s.runtime.kind == "ray" and s.runtime.address is None:
         runtime = s.runtime
         groups = (runtime, *runtime.apart.values())
@@ -134,8 +125,7 @@ def about_devices(s: Settings) -> list[str]:
         try:
             check_room(nodes, asked, what="runtime.resources_per_worker and resources_per_rollout_worker")
         except ResourcesError as error:
-            problems.append(str(error))
-    return problems
+            yield str(error)
 
 
 def _rollouts(s: Settings) -> int:
@@ -146,8 +136,7 @@ def _rollouts(s: Settings) -> int:
     return s.rollout.workers_range[0]
 
 
-def crowded(s: Settings) -> list[str]:
-    """Return a warning if a local run sets more threads than this process may use cores; else []."""
-    if s.runtime.kind != "local" or s.threads is None or s.threads <= cores():
-        return []
-    return [f"threads={s.threads}, and this process may use {cores()} cores: more threads than cores are slower"]
+def crowded(s: Settings) -> Iterator[str]:
+    """Yield a warning if a local run sets more threads than this process may use cores."""
+    if s.runtime.kind == "local" and s.threads is not None and s.threads > cores():
+        yield f"threads={s.threads}, and this process may use {cores()} cores: more threads than cores are slower"

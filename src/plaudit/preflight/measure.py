@@ -79,20 +79,14 @@ def measure(
 
 
 def fitted(points: Points) -> tuple[float, ...]:
-    """Coefficients of at least 0 whose sum with the amounts has the smallest squares of relative errors. Amounts that
-    would need a negative one are left out, the worst first."""
+    """Coefficients of at least 0 whose sum with the amounts has the smallest squares of relative errors."""
+    from scipy.optimize import nnls
+
     seconds = np.array([second for _, second in points])
     table = np.array([numbers for numbers, _ in points], dtype=float) / seconds[:, None]
     scale = np.maximum(np.abs(table).max(0), 1e-30)
-    columns = [column for column in range(table.shape[1]) if np.abs(table[:, column]).max() > 0]
-    found = np.zeros(table.shape[1])
-    while columns:
-        solution = np.linalg.lstsq(table[:, columns] / scale[columns], np.ones(len(seconds)), rcond=None)[0]
-        if (solution >= 0).all():
-            found[columns] = solution / scale[columns]
-            break
-        columns.pop(int(solution.argmin()))
-    return tuple(float(value) for value in found)
+    found, _ = nnls(table / scale, np.ones(len(seconds)))
+    return tuple(float(value) for value in found / scale)
 
 
 async def timed(work: Work, clock: Callable[[], float] = time.perf_counter) -> float:

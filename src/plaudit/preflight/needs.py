@@ -34,14 +34,20 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
         parts["reference"] = weights * (4 if s.reference.ema else width)
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
     parts["judge"] = width * weights * len(judges)
-    layer = width * (20 * config.width + 3 * config.mlp_width)
-    floats = width * config.width * config.layers + layer if s.learn.activation_checkpointing else layer * config.layers
-    parts["activations"] = s.learn.micro_tokens * floats
+    parts["activations"] = s.learn.micro_tokens * by_token(config, s)
     if s.samples:
         length = s.data.max_prompt_tokens + s.rollout.max_tokens
         groups = config.kv_heads * config.head_dim
         parts["cache"] = s.rollout.slots * length * config.layers * 2 * width * groups
     return {part: float(size) for part, size in parts.items() if size}
+
+
+def by_token(config: DecoderConfig, s: Settings) -> int:
+    """Bytes of activations by token of a pass with gradients."""
+    layer = _width(s) * (20 * config.width + 3 * config.mlp_width)
+    if s.learn.activation_checkpointing:
+        return _width(s) * config.width * config.layers + layer
+    return layer * config.layers
 
 
 def disk(config: DecoderConfig, s: Settings) -> float:

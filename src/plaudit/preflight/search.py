@@ -3,9 +3,8 @@
     calls with options (devices, mesh, seconds, bytes) -> bounds -> branch and bound -> Found
 
 A call is one model's work, or that of several which share their processes. An option puts it on neighbouring devices.
-Calls on the same device take turns, and a call begins when those before it have ended. With lag, steps overlap: then
-the busiest device, or the way through all calls in `lag + 1` steps, sets the pace. Left out: what a call takes, which
-the options say (`cost.py`, `cluster.py`).
+Calls on the same device take turns, and a call begins when those before it have ended. Left out: what a call takes,
+which the options say (`cost.py`, `cluster.py`), and steps that overlap.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -76,9 +75,6 @@ class Problem:
     devices: int
     capacity: float = math.inf
     """Bytes of a device."""
-    lag: int = 0
-    allowed: Callable[[Sequence[Option]], bool] = field(default=lambda plan: True)
-    """True for what can run, of the first calls' options or all."""
 
     @cached_property
     def before(self) -> list[tuple[int, ...]]:
@@ -122,14 +118,7 @@ class Problem:
 
     def seconds(self, plan: Sequence[Option]) -> float:
         """Seconds of a step."""
-        end = max(self.ends(plan))
-        return end if not self.lag else max(self.load(plan), end / (self.lag + 1))
-
-    def load(self, plan: Sequence[Option]) -> float:
-        """Seconds of work of the busiest device."""
-        return max(
-            sum(one.seconds for one in plan if one.first <= place < one.last) for place in {o.first for o in plan}
-        )
+        return max(self.ends(plan))
 
     def fits(self, plan: Sequence[Option]) -> bool:
         """True if no device of a plan, or of its beginning, holds more than it has room for."""
@@ -169,8 +158,7 @@ class Problem:
             start = max((ends[k] for k in self.before[number]), default=0.0)
             ends.append(start + self.least[number])
         used = sum(one.seconds * one.count for one in plan) + self.area[len(plan)]
-        path = max(ends) / (self.lag + 1)
-        return max(path, used / self.devices, self.load(plan) if self.lag and plan else 0.0)
+        return max(max(ends), used / self.devices)
 
 
 def undominated(options: Sequence[Option], slack: float = 0.0) -> tuple[Option, ...]:
@@ -189,12 +177,12 @@ def _where(one: Option) -> tuple[int, int]:
     return one.first, one.count
 
 
-def best(problem: Problem, *, seed: int = 0, nodes: int = NODES) -> Found | None:
-    """Return the fastest plan that fits; None if none does. Proved up to SMALL devices; beyond, if `nodes` suffice."""
+def best(problem: Problem) -> Found | None:
+    """Return the fastest plan that fits; None if none does. Proved up to SMALL devices; beyond, if NODES suffice."""
     if not all(call.options for call in problem.calls):
         return None
-    annealed = _annealed(problem, seed) if problem.plans > MANY else None
-    search = _Search(problem, annealed, math.inf if problem.devices <= SMALL else nodes)
+    annealed = _annealed(problem) if problem.plans > MANY else None
+    search = _Search(problem, annealed, math.inf if problem.devices <= SMALL else NODES)
     search.go([])
     if search.plan is None:
         return None
@@ -222,7 +210,7 @@ class _Search:
                 return
             further = [*plan, one]
             bound = problem.bound(further)
-            if bound < self.seconds - RISES and problem.fits(further) and problem.allowed(further):
+            if bound < self.seconds - RISES and problem.fits(further):
                 tried.append((bound, len(tried), further))
         for bound, _, further in sorted(tried, key=lambda one: one[:2]):
             if bound < self.seconds - RISES and self.looked <= self.nodes:
@@ -268,9 +256,9 @@ def _cover(plan: Sequence[Option], first: int, size: int) -> int | None:
     return found
 
 
-def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
+def _annealed(problem: Problem) -> tuple[Option, ...] | None:
     """Anneal: change one call's option a turn, and accept worse plans ever more rarely. None if no good plan fits."""
-    chance, found = random.Random(seed), list[tuple[float, int, list[Option]]]()
+    chance, found = random.Random(0), list[tuple[float, int, list[Option]]]()
     for begin in _begins(problem):
         plan, seconds = list(begin), _priced(problem, begin)
         found = found if found and found[0][0] <= seconds else [(seconds, 0, begin)]
@@ -287,7 +275,7 @@ def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
             else:
                 plan[number] = before
     plan = min(found)[2] if found else []
-    return tuple(plan) if plan and problem.fits(plan) and problem.allowed(plan) else None
+    return tuple(plan) if plan and problem.fits(plan) else None
 
 
 def _begins(problem: Problem) -> list[list[Option]]:
@@ -301,9 +289,8 @@ def _begins(problem: Problem) -> list[list[Option]]:
 
 
 def _priced(problem: Problem, plan: Sequence[Option]) -> float:
-    """Seconds of a step, times three if the plan does not fit or is not allowed, so that annealing may pass it."""
-    fine = problem.fits(plan) and problem.allowed(plan)
-    return problem.seconds(plan) * (1 if fine else 3)
+    """Seconds of a step, times three if the plan does not fit, so that annealing may pass it."""
+    return problem.seconds(plan) * (1 if problem.fits(plan) else 3)
 
 
 def blocks(devices: int) -> Iterator[tuple[int, int]]:

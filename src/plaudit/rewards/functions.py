@@ -180,8 +180,7 @@ class FunctionReward:
 
     def _inline(self, call: _Call) -> list[Score]:
         try:
-            with interrupted_after(self.deadline):
-                return call.read(call.make())
+            return interrupted_after(self.deadline, lambda: call.read(call.make()))
         except Late:
             failed = _too_late(self.deadline)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a user function raises
@@ -253,27 +252,22 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 def as_score(result: Any) -> Score:
     """Turn a function's result into a Score. Raises TypeError if it is not a number, a dict or None."""
-    if result is None:
-        return Score(value=None, reason=NOT_APPLICABLE)
+    parts: Mapping[Any, Any] = {}
+    value, reason = result, NOT_APPLICABLE
     if isinstance(result, Score):
-        value, parts = result.value, _parts(result.parts)
-        if value is None:
-            return Score(value=None, parts=parts, reason=result.reason or "function returned a Score without a value")
-        return _finite(_number(value, "the reward"), parts)
-    if not isinstance(result, Mapping):
-        return _finite(_number(result, "the reward"), {})
-    if "reward" not in result:
-        raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
-    parts = _parts({key: value for key, value in result.items() if key != "reward"})
-    if result["reward"] is None:
-        return Score(value=None, parts=parts, reason=NOT_APPLICABLE)
-    return _finite(_number(result["reward"], "the reward"), parts)
-
-
-def _finite(value: float, parts: Mapping[str, float]) -> Score:
-    if not abs(value) <= LARGEST_SCORE:
-        return Score(value=None, parts=parts, reason=f"function returned {value}{beyond(value)}")
-    return Score(value=value, parts=parts)
+        value, parts = result.value, result.parts
+        reason = result.reason or "function returned a Score without a value"
+    elif isinstance(result, Mapping):
+        if "reward" not in result:
+            raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
+        value, parts = result["reward"], {key: value for key, value in result.items() if key != "reward"}
+    figures = _parts(parts)
+    if value is None:
+        return Score(value=None, parts=figures, reason=reason)
+    number = _number(value, "the reward")
+    if not abs(number) <= LARGEST_SCORE:
+        return Score(value=None, parts=figures, reason=f"function returned {number}{beyond(number)}")
+    return Score(value=number, parts=figures)
 
 
 def beyond(value: float) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit.rewards.functions import beyond
+from plaudit.support.bounded import record
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 
 VERSION = 1
@@ -164,9 +165,6 @@ def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
 
 def _loaded(body: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"no JSON: {error!s:.100}") from None
-    if not isinstance(content, dict):
-        raise ProtocolError(f"JSON of a {type(content).__name__}, not an object")
-    return content
+        return record(body)
+    except ValueError as error:
+        raise ProtocolError(f"no JSON object: {error!s:.100}") from None

@@ -158,15 +158,15 @@ def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
         return Score(value=None, reason=f"not sent: {error}")
 
 
-async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-    """Send a request; return the answer's status and body. Raises Failed if there is none within `timeout` seconds for
-    the whole exchange, since a server may send its answer slowly."""
+async def exchanged(client: Any, url: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:
+    """Send a request, GET without a body; return the answer's status and body. Raises Failed if there is none within
+    `timeout` seconds for the whole exchange, since a server may send its answer slowly."""
     import httpx2
 
     try:
         async with (
             asyncio.timeout(timeout),
-            client.stream("POST", url, content=body) as response,
+            client.stream("GET" if body is None else "POST", url, content=body) as response,
         ):
             return response.status_code, await _limited(response)
     except TimeoutError:
@@ -259,15 +259,10 @@ async def check_servers(settings: RewardSettings) -> list[str]:
 
 async def _health(client: Any, url: str, timeout: float) -> str | None:
     """Return what is wrong with a server, or None. Servers other than ours need not have /health."""
-    import httpx2
-
     try:
-        async with asyncio.timeout(min(timeout, 10.0)), client.stream("GET", f"{url}/health") as response:
-            status = response.status_code
-    except TimeoutError:
-        return f"{url}/health gave no answer within {min(timeout, 10.0):g} s"
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-        return f"{url}/health: {type(error).__name__}: {error!s:.200}"
+        status, _ = await exchanged(client, f"{url}/health", None, min(timeout, 10.0))
+    except Failed as failed:
+        return f"{url}/health: {failed}"
     if status in (401, 403):
         return f"{url}/health: status {status}: the token is missing or wrong (token_env)"
     return None if status in (200, 204, 404, 405) else f"{url}/health: status {status}"

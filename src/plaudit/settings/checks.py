@@ -1,4 +1,4 @@
-"""Contradictions in a run's settings: each `_about_...` returns the problems of a part, with what to do.
+"""Contradictions in a run's settings: each `_about_...` yields the problems of a part, with what to do.
 
 `check` runs before anything is loaded.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,39 +33,35 @@ def wrong(settings: Settings) -> list[str]:
     return fields.wrong(settings, *FINDERS)
 
 
-def _about_model(s: Settings) -> list[str]:
-    problems = []
+def _about_model(s: Settings) -> Iterator[str]:
     if s.model.path is None and not s.model.config:
-        problems.append("no model: set model.path, or model.config for a fresh one ({model_type: gpt2, ...})")
+        yield "no model: set model.path, or model.config for a fresh one ({model_type: gpt2, ...})"
     if s.model.path is not None and s.model.config:
-        problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
+        yield f"model.path={s.model.path} and model.config are both set: keep one"
     if s.model.path is None and s.model.tokenizer is None:
-        problems.append("a fresh model needs model.tokenizer, the folder of a tokenizer")
+        yield "a fresh model needs model.tokenizer, the folder of a tokenizer"
     unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
-    problems += unread
-    problems += _about_lora("model.lora", s.model, unread=bool(unread))
+    yield from unread
+    yield from _about_lora("model.lora", s.model, unread=bool(unread))
     lora = replace(s.model.lora, rank=s.critic.lora_rank)
     critic = ModelSettings(path=s.critic.path or s.model.path, config=s.model.config, lora=lora)
-    problems += _about_lora("critic.lora_rank", critic, unread=bool(unread))
+    yield from _about_lora("critic.lora_rank", critic, unread=bool(unread))
     if s.model.lora.rank > 0 and s.reference.ema:
-        problems.append(
+        yield (
             f"reference.ema={s.reference.ema} moves a second model, but with model.lora.rank={s.model.lora.rank} the "
             "reference is the model itself with its adapters off: keep one"
         )
-    return problems
 
 
-def _about_lora(setting: str, model: ModelSettings, *, unread: bool) -> list[str]:
-    """Return problems of the adapters that a setting asks for. `unread`: the model's keys could not be read."""
-    problems, lora = [], model.lora
-    if lora.rank > 0 and not unread:
+def _about_lora(setting: str, model: ModelSettings, *, unread: bool) -> Iterator[str]:
+    """Yield problems of the adapters that a setting asks for. `unread`: the model's keys could not be read."""
+    if model.lora.rank > 0 and not unread:
         from plaudit.models.lora import check_lora
 
         try:
             check_lora(model)
         except (ValueError, OSError) as error:
-            problems.append(f"{setting}: {error}")
-    return problems
+            yield f"{setting}: {error}"
 
 
 def _unread(config: dict[str, Any]) -> list[str]:
@@ -81,93 +77,85 @@ def _unread(config: dict[str, Any]) -> list[str]:
     return []
 
 
-def _about_data(s: Settings) -> list[str]:
-    missing = [f"data: there is no {name}" for name in (*absent(s.data.train), *absent(s.data.validation))]
-    return unfed(s.data) + missing
+def _about_data(s: Settings) -> Iterator[str]:
+    yield from unfed(s.data)
+    yield from (f"data: there is no {name}" for name in (*absent(s.data.train), *absent(s.data.validation)))
 
 
-def _about_method(s: Settings) -> list[str]:
+def _about_method(s: Settings) -> Iterator[str]:
+    from plaudit.types import Role
+
     objective = s.objective
-    problems = []
     if objective.online:
         if not s.rewards:
-            problems.append(
-                f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
-            )
+            yield f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
         if s.rollout.temperature == 0:
-            problems.append("rollout.temperature=0.0 must be above 0: at 0 all answers are alike")
+            yield "rollout.temperature=0.0 must be above 0: at 0 all answers are alike"
         cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
         if objective.uses_ratio and cut:
-            problems.append(
+            yield (
                 f"rollout.top_p={s.rollout.top_p} top_k={s.rollout.top_k} cut off part of the distribution that "
                 f"{s.method}'s ratios are taken over, which biases them: set top_p=1 top_k=0"
             )
         if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
-            problems.append("rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it")
+            yield "rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it"
     elif s.rewards:
-        problems.append(f"{s.method} learns from data and reads no rewards: remove `rewards`")
-    from plaudit.types import Role
-
+        yield f"{s.method} learns from data and reads no rewards: remove `rewards`"
     if s.shaping.unfinished == "bootstrap" and objective.online and Role.CRITIC not in objective.asks:
-        problems.append(
+        yield (
             f"shaping.unfinished=bootstrap takes the critic's value for the rest of an answer, and {s.method} has no "
             "critic: set score, penalty or mask"
         )
     if s.shaping.unfinished == "mask_loss" and objective.online and not objective.has_baseline:
-        problems.append(
+        yield (
             f"shaping.unfinished=mask_loss is for baselines: {s.method} with these settings compares no answer with "
             "others to its prompt. Set mask"
         )
+    unasked = f"has no effect: {s.method} with these settings asks for no"
     if s.reference.ema and Role.REFERENCE not in objective.asks:
-        problems.append(
-            f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference"
-        )
-    for key, path, role in (
-        ("reference.path", s.reference.path, Role.REFERENCE),
-        ("critic.path", s.critic.path, Role.CRITIC),
-    ):
+        yield f"reference.ema={s.reference.ema} {unasked} reference"
+    for path, role in ((s.reference.path, Role.REFERENCE), (s.critic.path, Role.CRITIC)):
         if path is not None and role not in objective.asks:
-            problems.append(f"{key}={path} has no effect: {s.method} with these settings asks for no {role.value}")
+            yield f"{role.value}.path={path} {unasked} {role.value}"
     if s.data.stream and s.train.steps is None:
-        problems.append(f"data.stream={s.data.stream} has no end: set train.steps")
-    return problems + _about_offload(s, referred=Role.REFERENCE in objective.asks)
+        yield f"data.stream={s.data.stream} has no end: set train.steps"
+    yield from _about_offload(s, referred=Role.REFERENCE in objective.asks)
 
 
-def _about_best(s: Settings) -> list[str]:
-    """Return problems of the figure that compares evaluations, and of a run without evaluations."""
-    best = s.evaluate.best
+def _about_best(s: Settings) -> Iterator[str]:
+    """Yield problems of the figure that compares evaluations, and of a run without evaluations."""
+    best, patience = s.evaluate.best, s.evaluate.patience
     if best is None:
-        patience = s.evaluate.patience
-        return [] if patience is None else [f"evaluate.patience={patience} counts evaluations: set evaluate.best"]
-    problems = []
+        if patience is not None:
+            yield f"evaluate.patience={patience} counts evaluations: set evaluate.best"
+        return
     if s.rollout.replay is not None:
-        problems.append(f"evaluate.best={best}: a replay evaluates nothing")
+        yield f"evaluate.best={best}: a replay evaluates nothing"
     elif not s.data.validation:
-        problems.append(f"evaluate.best={best} needs rows: set data.validation, to a source or to 5%")
+        yield f"evaluate.best={best} needs rows: set data.validation, to a source or to 5%"
     if s.evaluate.every is None:
-        problems.append(f"evaluate.best={best} compares evaluations: set evaluate.every")
+        yield f"evaluate.best={best} compares evaluations: set evaluate.every"
     if s.algorithm.online:
         if not best.startswith("reward/"):
-            problems.append(f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART")
+            yield f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART"
     elif type(s.algorithm).__module__.startswith("plaudit."):
         known = s.algorithm.evaluated
         if best not in known:
-            problems.append(f"evaluate.best={best} is not what {s.method} is evaluated by: {', '.join(known)}")
-    return problems
+            yield f"evaluate.best={best} is not what {s.method} is evaluated by: {', '.join(known)}"
 
 
-def _about_offload(s: Settings, *, referred: bool) -> list[str]:
-    """Return a problem if runtime.offload lists `reference` without effect on any device; else []."""
+def _about_offload(s: Settings, *, referred: bool) -> Iterator[str]:
+    """Yield a problem if runtime.offload lists `reference` without effect on any device."""
     if "reference" not in s.runtime.offload:
-        return []
-    prefix = "runtime.offload: reference has no effect"
+        return
+    prefix, rank = "runtime.offload: reference has no effect", s.model.lora.rank
     if not referred:
-        return [f"{prefix}: {s.method} with these settings asks for no reference"]
-    rank = s.model.lora.rank
-    if rank > 0 and s.reference.path is None:
+        yield f"{prefix}: {s.method} with these settings asks for no reference"
+    elif rank > 0 and s.reference.path is None:
         why = "the reference is the policy with its adapters off, and takes no memory of its own"
-        return [f"{prefix} with model.lora.rank={rank}: {why}"]
-    return [f"{prefix} beside weights, which offloads all models"] if s.runtime.offloaded else []
+        yield f"{prefix} with model.lora.rank={rank}: {why}"
+    elif s.runtime.offloaded:
+        yield f"{prefix} beside weights, which offloads all models"
 
 
 def _about_rewards(s: Settings) -> list[str]:
@@ -198,75 +186,70 @@ def _about_rewards(s: Settings) -> list[str]:
             continue
         functions.append(rule.name)
         importable = reward.kind == "function" and not reward.function.startswith("__main__")
-        problems += [] if importable else _about_others(s, f"rewards.{number}: {rule.name}", rule.function)
+        problems += () if importable else _about_others(s, f"rewards.{number}: {rule.name}", rule.function)
     for name in sorted({*names} & FIGURES):
         problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
     twice = sorted({name for name in names if names.count(name) > 1})
     problems += [f"two rewards are called {name!r}: give them different names" for name in twice]
-    return problems or _about_parts(s, names, functions)
+    return problems or list(_about_parts(s, names, functions))
 
 
-def _about_parts(s: Settings, names: list[str], functions: list[str]) -> list[str]:
-    """Return settings that name a missing part of a reward. A function's own parts are known only once it is called."""
+def _about_parts(s: Settings, names: list[str], functions: list[str]) -> Iterator[str]:
+    """Yield settings that name a missing part of a reward. A function's own parts are known only once it is called."""
 
     def absent(part: str) -> bool:
         return s.samples and part not in names and not part.startswith(tuple(f"{name}/" for name in functions))
 
-    problems = []
     whole, _, part = (best := s.evaluate.best or "").partition("/")
     if whole == "reward" and part not in FIGURES and absent(part):
         there = ", ".join(f"reward/{name}" for name in ["mean", *names])
-        problems.append(f"evaluate.best={best} is of no reward: there are {there}")
+        yield f"evaluate.best={best} is of no reward: there are {there}"
     own = {leaf.key: leaf.value for leaf in fields.leaves(s.algorithm)}
     part = str(own.get("dynamic_sampling_part") or "")
     if part and absent(part):
-        problems.append(
+        yield (
             f"algorithm.dynamic_sampling_part={part} is of no reward: there are {', '.join(names)}, and a function's "
             "own parts as NAME/PART"
         )
-    return problems
 
 
-def _about_others(s: Settings, what: str, thing: object) -> list[str]:
-    """Return a problem if Ray's processes, which run plugins but not the script or notebook, would lack the thing."""
-    if s.runtime.kind == "local" or not known_here_alone(thing, s.plugins):
-        return []
-    return [
-        f"{what} is known to this process alone, not to those of runtime=ray: put it into a file that `plugins` names"
-    ]
+def _about_others(s: Settings, what: str, thing: object) -> Iterator[str]:
+    """Yield a problem if Ray's processes, which run plugins but not the script or notebook, would lack the thing."""
+    if s.runtime.kind != "local" and known_here_alone(thing, s.plugins):
+        where = "is known to this process alone, not to those of runtime=ray"
+        yield f"{what} {where}: put it into a file that `plugins` names"
 
 
-def _about_runtime(s: Settings) -> list[str]:
-    problems = [f"runtime.{problem}" for problem in s.runtime.unread(replays=s.rollout.replay is not None)]
-    problems += _about_others(s, f"method={s.method}", type(s.algorithm))
-    problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.runtime.shares)
+def _about_runtime(s: Settings) -> Iterator[str]:
+    yield from (f"runtime.{problem}" for problem in s.runtime.unread(replays=s.rollout.replay is not None))
+    yield from _about_others(s, f"method={s.method}", type(s.algorithm))
+    yield from s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.runtime.shares)
     if s.runtime.offloaded and s.device == "cpu":
-        problems.append("runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda")
+        yield "runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda"
     if s.runtime.kind == "ray" and not _installed("ray"):
-        problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
+        yield "runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder"
     if s.runtime.strategy == SERVER and s.reference.ema:
-        problems.append(f"reference.ema={s.reference.ema}: workers that come later have no moving reference: set 0")
+        yield f"reference.ema={s.reference.ema}: workers that come later have no moving reference: set 0"
     if s.runtime.strategy == SERVER and s.runtime.placement:
-        problems.append("runtime.placement: workers of runtime.strategy=server do all that is trained: leave it out")
+        yield "runtime.placement: workers of runtime.strategy=server do all that is trained: leave it out"
     if s.rollout.replay is not None and not s.algorithm.online:
-        problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
+        yield f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing"
     if s.rollout.engine == "vllm" and s.samples and s.runtime.address is None and not _installed("vllm"):
-        problems.append(
+        yield (
             "rollout.engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]' in Plaudit's folder for "
             "NVIDIA GPUs, make vllm for a CPU (docs/vllm.md)"
         )
     if s.runtime.kind == "local" and s.rollout.workers not in (0, 1) and s.samples:
-        problems.append(f"rollout.workers={s.rollout.workers} needs separate processes: set runtime=ray")
-    return problems
+        yield f"rollout.workers={s.rollout.workers} needs separate processes: set runtime=ray"
 
 
-def _about_mesh(s: Settings) -> list[str]:
-    """Return problems of models that do not fit their mesh, if their configurations are local; ranks find the rest."""
+def _about_mesh(s: Settings) -> Iterator[str]:
+    """Yield problems of models that do not fit their mesh, if their configurations are local; ranks find the rest."""
     own = s.runtime.apart
     wide = [one for one in (s.runtime, *own.values()) if one.width * one.pipeline > 1]
     judges = [(n, one) for n, one in enumerate(s.rewards) if one.tensor > 1 and one.path]
     if not (wide or s.runtime.rollout_width > 1 or judges) or list(s.runtime.contradictions()):
-        return []
+        return
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
@@ -274,9 +257,8 @@ def _about_mesh(s: Settings) -> list[str]:
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
     of_rollout = f"runtime.mesh={s.runtime.mesh} for rollout workers"
     rollout = (of_rollout, s.model.path, Mesh(tensor=s.runtime.rollout_width if native else 1))
-    problems = []
     if s.runtime.rollout_width > 1 and not s.algorithm.online:
-        problems.append(
+        yield (
             f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width} has no effect: {s.method} learns from data and "
             "samples nothing. Leave it out"
         )
@@ -294,19 +276,18 @@ def _about_mesh(s: Settings) -> list[str]:
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
-                problems.append(f"{key}: {error}")
-    return problems
+                yield f"{key}: {error}"
 
 
-def _about_placement(s: Settings) -> list[str]:
-    """Return problems of settings that runtime.placement cannot be used with."""
-    problems, calls = [], s.runtime.calls
+def _about_placement(s: Settings) -> Iterator[str]:
+    """Yield problems of settings that runtime.placement cannot be used with."""
+    calls = s.runtime.calls
     asks = {role.value for role in s.objective.asks} | ({GENERATE} if s.algorithm.online else set())
     for call in sorted(calls.keys() - asks):
-        problems.append(f"runtime.placement.{call} has no effect: {s.method} with these settings has no {call}")
+        yield f"runtime.placement.{call} has no effect: {s.method} with these settings has no {call}"
     where = calls.get(GENERATE)
     if where is None or list(s.rollout.contradictions()):
-        return problems
+        return
     key, rollout = f"runtime.placement.{GENERATE}={{{where}}}", s.rollout
     least, most = rollout.workers_range
     tensor = s.runtime.rollout_width
@@ -325,7 +306,7 @@ def _about_placement(s: Settings) -> list[str]:
             ),
             f"rollout.workers={least}: each training rank is one": least != 1,
         }
-    return problems + [f"{key} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
+    yield from (f"{key} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong)
 
 
 def _installed(library: str) -> bool:

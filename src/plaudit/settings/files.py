@@ -18,16 +18,9 @@ from plaudit.support.paths import at_home
 def read(path: str | Path) -> dict[str, Any]:
     """Read a file of settings: YAML, JSON, or a `.conf` with a Python dict literal or JSON."""
     place = at_home(path)
-    if place.suffix not in (".conf", ".json") or not place.exists():
-        return read_yaml(path)
-    try:
-        text = place.read_text(encoding="utf-8")
-        content = json.loads(text) if place.suffix == ".json" else _python(text)
-    except (ValueError, OSError, RecursionError) as error:
-        raise SettingsError(f"{path} cannot be read as settings: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} holds a {type(content).__name__}, but settings are a mapping of keys")
-    return {str(key): value for key, value in content.items()}
+    parsers: dict[str, Callable[[str], Any]] = {".json": json.loads, ".conf": _python}
+    parse = parsers.get(place.suffix)
+    return read_yaml(path) if parse is None else _mapping(path, lambda: parse(place.read_text(encoding="utf-8")))
 
 
 def _python(text: str) -> Any:

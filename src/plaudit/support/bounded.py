@@ -88,6 +88,14 @@ def record(line: bytes) -> dict[str, Any]:
     return found
 
 
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Parse a line as a JSON object; None if it is not one. Part of an object never is, since its brace is missing."""
+    try:
+        return record(line)
+    except ValueError:
+        return None
+
+
 def yaml_text(path: Path) -> str:
     """Return the text of a run's settings, after a check that a YAML parser reads it in bounded time and memory. Raises
     UnreadableError if not, and for anchors, aliases and tags, which no run writes."""

@@ -1,4 +1,4 @@
-"""Limit third-party code: chat templates that never end, tokenizers that fail in Rust."""
+"""Limit third-party code: calls that take too long, such as of chat templates, and tokenizers that fail in Rust."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class TooSlowError(RuntimeError):
 
 
 class _Watch:
-    """A thread that raises TooSlowError in threads whose code runs too long, and sleeps while none runs.
+    """A thread that raises an error in threads whose calls take too long. It ends after some time without calls.
 
     The error arrives between two bytecodes: a single long one, such as a huge power, ends first. It is raised again
-    until the thread has left that code, since a destructor may have swallowed it."""
+    until the thread has left the call, since a destructor may have swallowed it."""
+
+    EVERY, IDLE = 0.05, 20
+    """Seconds between two looks, and the number of looks without a call after which the thread ends."""
 
     def __init__(self) -> None:
         self.reset()
@@ -31,53 +34,54 @@ class _Watch:
     def reset(self) -> None:
         """Forget the calls of other threads, which a forked process does not have."""
         self._lock = threading.Lock()
-        self._ends: dict[int, float] = {}
-        self._some = threading.Event()
+        self._ends: dict[object, tuple[int, float, type[BaseException]]] = {}
         self._thread: threading.Thread | None = None
 
-    def begin(self, seconds: float) -> int:
-        ident = threading.get_ident()
+    def begin(self, seconds: float, error: type[BaseException]) -> object:
+        call = object()
         with self._lock:
-            self._ends[ident] = time.monotonic() + seconds
+            self._ends[call] = threading.get_ident(), time.monotonic() + seconds, error
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="plaudit-limits", daemon=True)
                 self._thread.start()
-            self._some.set()
-        return ident
+        return call
 
-    def end(self, ident: int) -> None:
-        """End the thread's limit. Raises TooSlowError if its time is over, even if none has reached it yet."""
+    def end(self, call: object) -> None:
+        """End a call's limit. Raises its error if its time is over, even if none has reached the thread yet."""
         with self._lock:
-            end = self._ends.pop(ident, math.inf)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
+            _, end, error = self._ends.pop(call, (0, math.inf, TooSlowError))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
         if end < time.monotonic():
-            raise TooSlowError
+            raise error
 
     def _run(self) -> None:
+        idle = 0
         while True:
-            self._some.wait()
-            time.sleep(0.2)
+            time.sleep(self.EVERY)
             with self._lock:
+                idle = 0 if self._ends else idle + 1
+                if idle > self.IDLE:
+                    self._thread = None
+                    return
                 now = time.monotonic()
-                for ident in [ident for ident, end in self._ends.items() if end < now]:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(TooSlowError))
-                if not self._ends:
-                    self._some.clear()
+                for ident, end, error in self._ends.values():
+                    if end < now:
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
 
 _watch = _Watch()
 
 
-def limited(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call returns. Raises TooSlowError in this thread if it takes longer. Not to be nested."""
-    ident = _watch.begin(seconds)
+def limited(seconds: float, call: Callable[[], T], error: type[BaseException] = TooSlowError) -> T:
+    """Return what a call returns. Raises `error` in this thread if it takes longer."""
+    begun = _watch.begin(seconds, error)
     try:
         try:
             return call()
         finally:
-            _watch.end(ident)
+            _watch.end(begun)
     finally:
-        _watch.end(ident)  # the exception may have come as the first one began
+        _watch.end(begun)  # the exception may have come as the first one began
 
 
 @contextmanager

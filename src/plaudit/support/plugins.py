@@ -13,7 +13,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +31,7 @@ def load_object(reference: str) -> Any:
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ValueError(f"{reference!r} names no object: write 'file.py:name' or 'package.module:name'.")
-    module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_name(place, reference)
+    module = load_file(place, reference) if place.endswith(".py") else _module_of_name(place, reference)
     found: Any = module
     for part in name.split("."):
         if part not in (there := dir(found)):
@@ -42,8 +41,10 @@ def load_object(reference: str) -> Any:
     return found
 
 
-def _module_of_file(path: Path, reference: str) -> ModuleType:
-    path = at_home(path).resolve()
+def load_file(named: str, reference: str = "") -> ModuleType:
+    """Run a Python file for what it has or registers; errors call it `reference`. Raises FileNotFoundError, ImportError
+    for one that is not Python, and whatever the file itself raises."""
+    path, reference = at_home(named).resolve(), reference or named
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name not in _SENT and not path.is_file():
         raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
@@ -93,12 +94,6 @@ def sources() -> dict[str, bytes]:
 def run_as_sent(sources: Mapping[str, bytes]) -> None:
     """From now on, run these sources in place of the files, even if the files differ or do not exist here."""
     _SENT.update(sources)
-
-
-def load_file(path: str) -> ModuleType:
-    """Run a Python file for what it registers. Raises FileNotFoundError, ImportError for one that is not
-    Python, and whatever the file itself raises."""
-    return _module_of_file(Path(path), path)
 
 
 class PluginError(ValueError):

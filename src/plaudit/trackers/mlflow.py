@@ -14,21 +14,17 @@ MOST = 1000
 
 
 class MLflow:
-    """One MLflow run. Its identity stays in `folder`, so that a run that continues there continues its record."""
+    """One run of the experiment `project`. Its identity stays in `folder`, so that a run that continues there continues
+    its record."""
 
-    def __init__(self, folder: Path, *, experiment: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import mlflow
-            from mlflow.entities import Metric
-        except ImportError as error:
-            raise ImportError(
-                "The MLflow sink needs the package mlflow, which is not installed. "
-                "In Plaudit's folder: pip install -e '.[mlflow]'"
-            ) from error
+    def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
+        import mlflow
+        from mlflow.entities import Metric
+
         folder.mkdir(parents=True, exist_ok=True)
         self._metric, self._client = Metric, mlflow.MlflowClient()
-        known = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if known is None else known.experiment_id
+        known = self._client.get_experiment_by_name(project)
+        number = self._client.create_experiment(project) if known is None else known.experiment_id
         identity = folder / "mlflow-id.txt"
         if not identity.exists():
             made = self._client.create_run(number, run_name=folder.name).info.run_id

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from plaudit.monitor.settings import LogSettings
 from plaudit.monitor.sinks import Tracker
 
+CLASSES = {"tensorboard": "TensorBoard", "wandb": "WeightsAndBiases", "mlflow": "MLflow", "trackio": "Trackio"}
+"""Trackers by package, each in the file of this name."""
+
 
 @contextmanager
 def opened_trackers(
     settings: LogSettings, folder: Path, run: Mapping[str, Any], *, resumed_after: int
 ) -> Iterator[list[Tracker]]:
-    """Open the trackers that the settings ask for; each raises ImportError with the install command.
+    """Open the trackers that the settings ask for. Raises ImportError with the install command for a missing package.
 
     `run` has all settings of the run, which trackers show beside its figures. TensorBoard hides its points of steps
     after `resumed_after`. All trackers are closed, whatever closing one raises; if the run fails, its error is raised.
@@ -23,25 +27,24 @@ def opened_trackers(
     trackers: list[Tracker] = []
     failed = True
     try:
-        if "tensorboard" in settings.trackers:
-            from plaudit.trackers.tensorboard import TensorBoard
-
-            trackers.append(TensorBoard(folder / settings.trackers["tensorboard"], resumed_after=resumed_after))
-        if "wandb" in settings.trackers:
-            from plaudit.trackers.wandb import WeightsAndBiases
-
-            trackers.append(WeightsAndBiases(folder, project=settings.trackers["wandb"], settings=run))
-        if "mlflow" in settings.trackers:
-            from plaudit.trackers.mlflow import MLflow
-
-            trackers.append(MLflow(folder, experiment=settings.trackers["mlflow"], settings=run))
-        if "trackio" in settings.trackers:
-            from plaudit.trackers.trackio import Trackio
-
-            trackers.append(Trackio(folder, project=settings.trackers["trackio"], settings=run))
+        for name in (name for name in CLASSES if name in settings.trackers):
+            trackers.append(_opened(name, settings.trackers[name], folder, run, resumed_after))
         yield trackers
         failed = False
     finally:
         with suppress(Exception) if failed else nullcontext(), ExitStack() as all_of_them:
             for tracker in reversed(trackers):
                 all_of_them.callback(tracker.close, failed=failed)
+
+
+def _opened(name: str, project: str, folder: Path, run: Mapping[str, Any], resumed_after: int) -> Tracker:
+    kind = vars(import_module(f"plaudit.trackers.{name}"))[CLASSES[name]]
+    try:
+        if name == "tensorboard":
+            return kind(folder / project, resumed_after=resumed_after)  # type: ignore[no-any-return]
+        return kind(folder, project=project, settings=run)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"log.trackers.{name} needs the package {name}, which is not installed ({error}). In Plaudit's folder: "
+            f"pip install -e '.[{name}]'"
+        ) from error

@@ -11,13 +11,8 @@ class TensorBoard:
     hidden."""
 
     def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "The TensorBoard sink needs the package tensorboard, which is not installed. "
-                "In Plaudit's folder: pip install -e '.[tensorboard]'"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

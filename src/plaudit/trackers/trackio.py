@@ -12,13 +12,8 @@ class Trackio:
     """One Trackio run, under the name of `folder`. A run that continues there continues its record."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise ImportError(
-                "The Trackio sink needs the package trackio, which is not installed. "
-                "In Plaudit's folder: pip install -e '.[trackio]'"
-            ) from error
+        import trackio
+
         self._markdown = trackio.Markdown
         self._run = trackio.init(
             project=project,

@@ -14,13 +14,8 @@ class WeightsAndBiases:
     that folder continues there; a run of the same name elsewhere is another one."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError(
-                "The W&B sink needs the package wandb, which is not installed. "
-                "In Plaudit's folder: pip install -e '.[wandb]'"
-            ) from error
+        import wandb
+
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             dir=str(folder),
