@@ -107,6 +107,26 @@ ROOMS = {
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 
+AIMS = {
+    "data": 4200,
+    "models": 3500,
+    "rollout": 3200,
+    "preflight": 2700,
+    "rewards": 2700,
+    "loop": 2500,
+    "runtime": 2500,
+    "executors": 2300,
+    "learn": 2150,
+    "commands": 2000,
+    "compute": 1800,
+    "monitor": 1800,
+    "runs": 1700,
+    "evaluate": 1600,
+    "importers": 1200,
+}
+"""Lines that these rooms are to have by AIMED_BY, by fewer branches and kinds of the same thing."""
+AIMED_BY = "2027-02-28"
+
 
 @dataclass(frozen=True)
 class Import:
@@ -287,8 +307,8 @@ def main() -> None:
     every = sources(ROOT)
     core = sum(s.text.count("\n") for p, s in every.items() if s.unit in CORE or p in CORE)
     rows = (
-        ("whole source, lines", sum(lines.values()), 24_478, 22_000),
-        ("core, lines", core, 3_532, 3_500),
+        ("whole source, lines", sum(lines.values()), 24_478, 38_000),
+        ("core, lines", core, 3_532, 6_500),
         ("top-level files", len([path for path in every if "/" not in path]), 20, 6),
         ("floors of the import graph", floors(graph), 19, 12),
         ("arrows of the import graph, optional rooms aside", core_arrows(graph), 215, 140),
@@ -303,7 +323,8 @@ def main() -> None:
     for name, now, before, target in rows:
         print(f"{name:34}{before:8,}{now:8,}{target:10,}")
     for room, (budget, why) in ROOMS.items():
-        print(f"  {room:32}{lines[room]:8,}   at most  {budget:6,}  {why}")
+        aim = f"{AIMS[room]:,} by {AIMED_BY}" if room in AIMS else ""
+        print(f"  {room:32}{lines[room]:8,}   at most  {budget:6,}  {aim:20}  {why}")
 
 
 if __name__ == "__main__":

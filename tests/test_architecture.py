@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from long import LONG as LEFT
 from shape import (
+    AIMS,
     OPTIONAL,
     REPOSITORY,
     ROOMS,
@@ -317,6 +318,10 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
 def test_the_package_keeps(rule: str) -> None:
     complaints = RULES[rule](ROOT)
     assert not complaints, "\n".join(["", *complaints])
+
+
+def test_aims_are_below_what_rooms_may_have() -> None:
+    assert [room for room, lines in AIMS.items() if lines >= ROOMS[room][0]] == []
 
 
 def test_exceptions_name_files_that_exist() -> None:

@@ -122,6 +122,7 @@ def test_a_shift_of_both_models_and_the_order_of_prompts_change_nothing_and_a_we
 
 
 @pytest.mark.parametrize("epochs", [1, 8])
+@pytest.mark.slow
 def test_a_whole_run_tells_good_answers_from_bad_ones(make_recipe: Any, tmp_path: Path, epochs: int) -> None:
     """In several passes over the data, the reference's columns are computed once."""
     data = tmp_path / "answers.jsonl"

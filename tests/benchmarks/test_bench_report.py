@@ -84,6 +84,7 @@ def test_later_runs_replace_earlier_records() -> None:
     assert shares == ["45% / 45%", "0% / 0%"], "each beside the peak of its own run: 900 of 2,000, and 5 of 1,000"
 
 
+@pytest.mark.slow
 def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()

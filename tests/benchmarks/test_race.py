@@ -79,6 +79,7 @@ def test_the_table_compares_the_times_to_the_mark() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_the_recipe_of_each_method_is_a_pipeline(method: str, demo: DemoFiles, tmp_path: Path) -> None:
     """Its settings are those that Plaudit knows, on the model of both sides."""
     stages = placed(yaml.safe_load(pipeline(method)), demo.sft.parent) | {"name": "seed0", "output": str(tmp_path)}

@@ -77,6 +77,7 @@ def test_recipes_of_every_method_load(method: str, here: Path) -> None:
     assert load_settings(here / "new/mine.yaml", method=method).name == "mine"
 
 
+@pytest.mark.slow
 def test_lengths_and_rates_suit_the_model(here: Path, demo: Any) -> None:
     tokenizer = load_tokenizer(str(demo.tokenizer))
     model = fresh_model({**GPT2, "n_layer": 1, "n_positions": 128}, vocab_size=len(tokenizer))

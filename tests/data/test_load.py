@@ -371,6 +371,7 @@ def test_rows_whose_answer_is_no_reference_are_bad_rows(tmp_path, tokenizer):
     assert len(load_prompts(DataSettings(train=str(file)), tokenizer, 0).items) == 3
 
 
+@pytest.mark.slow
 def test_gsm8k_as_prompts_and_as_demonstrations(shared_file, tokenizer):
     source = str(shared_file("gsm8k-train-2000.jsonl"))
     limits = DataSettings(train=source, max_prompt_tokens=1100, max_tokens=3000)
@@ -383,6 +384,7 @@ def test_gsm8k_as_prompts_and_as_demonstrations(shared_file, tokenizer):
     assert tokenizer.decode(rows.items[0][0].tokens).endswith("\n#### 72<eos>")
 
 
+@pytest.mark.slow
 def test_film_sentences_through_a_function(shared_file, write, tokenizer):
     path = shared_file("rt-polarity.pos")
     function = write(

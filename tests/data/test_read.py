@@ -246,6 +246,7 @@ def test_links_that_go_round_in_circles_are_followed_once(write, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["configs: 2026-13-45", "configs: " + "[" * 5000, "configs: [a"])
+@pytest.mark.slow
 def test_a_readme_that_is_no_yaml_is_named(tmp_path, head):
     (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
     (tmp_path / "a.jsonl").write_text('{"prompt": "1"}\n')

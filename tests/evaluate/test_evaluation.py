@@ -448,6 +448,7 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_language_model_compares_two_policies(task: Task, endpoint: str, tmp_path: Path) -> None:
     asked = LlmSettings(url=endpoint, model="longer", cache=str(tmp_path / "cache"))
     given = everything(task, judge=None, gold=None, kinds=["comparison"], llm=asked, output=str(tmp_path / "out"))

@@ -103,6 +103,7 @@ def test_kl_of_a_model_with_itself_is_zero(task: Task) -> None:
         assert (figure.value, figure.low, figure.high) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_kl_of_a_policy_from_the_uniform_one_is_its_missing_entropy(task: Task) -> None:
     policy, uniform = task.policy(), task.policy()
     with torch.no_grad():

@@ -60,6 +60,7 @@ def theirs_padded(model: Any, sequences: list[tuple[int, ...]], *, left: bool) -
 
 @pytest.mark.parametrize("family", SIZES)
 @pytest.mark.parametrize("pad", ["the end", "another", "none", "not named"])
+@pytest.mark.slow
 def test_judges_of_others_are_read_as_transformers_reads(pad: str, family: str, task: Task, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(task.files.tokenizer))
     end = tokenizer.eos_token_id

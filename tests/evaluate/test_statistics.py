@@ -88,6 +88,7 @@ def test_ties_count_for_more_than_wins_and_losses() -> None:
     ("win", "tie"),
     [(0.5, 0.0), (0.8, 0.0), (0.95, 0.0), (0.99, 0.0), (0.35, 0.3), (0.2, 0.7), (0.85, 0.1), (0.9, 0.1), (0.01, 0.99)],
 )
+@pytest.mark.slow
 def test_a_share_is_covered_as_often_as_promised(count: int, win: float, tie: float) -> None:
     """Simulated: 2,000 evaluations each. Quantiles of resampled means covered a rate of 0.95 at 32 prompts 79 times in
     100, and Student's t 81 times."""

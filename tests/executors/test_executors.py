@@ -141,6 +141,7 @@ def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
     assert begun == ["judge 0 (judge)", "judge 1 (judge)"]
 
 
+@pytest.mark.slow
 def test_a_function_that_keeps_the_driver_from_its_work_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring_module, "HELD", 0.5)
     said: list[str] = []

@@ -17,6 +17,8 @@ from plaudit.commands.cli import main
 from plaudit.interchange.export import export
 from plaudit.models.files import read_json, tensor_names, weight_files, write_json, write_tensors
 
+pytestmark = pytest.mark.slow
+
 Recipe = Callable[..., dict[str, Any]]
 
 

@@ -103,6 +103,7 @@ def folder_with(tmp_path: Path, keys: dict[str, Any], pre: str = "qwen2", *, see
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_a_model_that_is_written_and_read_back_is_the_same(tmp_path: Path, name: str) -> None:
     folder = folder_with(tmp_path, MODELS[name])
     write_gguf(folder, tmp_path / "m.gguf", type="f32")
@@ -115,6 +116,7 @@ def test_a_model_that_is_written_and_read_back_is_the_same(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["llama, tied", "llama 3.1", "qwen2", "qwen3"])
+@pytest.mark.slow
 def test_transformers_reads_the_same_model(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -152,6 +152,7 @@ def test_a_late_worker_keeps_its_own_steps_when_it_takes_new_weights(batch: Batc
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_what_is_saved_goes_on_to_the_bit(
     batch: Batch, make_learner: Make, servers: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_run_that_was_stopped_remembers_its_best(make_recipe: Any, tmp_path: P
     assert again.model.name == full.model.name
 
 
+@pytest.mark.slow
 def test_rewards_of_answers_to_held_out_prompts_are_compared_too(make_recipe: Any, tmp_path: Path) -> None:
     evaluate = {"every": 1, "best": "reward/mean"}
     done = run(load_settings(make_recipe("rloo", tmp_path, data={"validation": "30%"}, evaluate=evaluate)))

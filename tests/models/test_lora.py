@@ -210,6 +210,7 @@ def test_peft_reads_our_adapters_and_we_read_its(family: str, head: Any, tiny: A
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+@pytest.mark.slow
 def test_rank_stabilised_adapters_of_peft(family: str, rank: int, tiny: Any, tmp_path: Path) -> None:
     """Scaled by alpha / sqrt(rank). What is written of them peft reads as the same model, and so do we."""
     peft = pytest.importorskip("peft", reason="pip install peft compares our adapter files with peft's")

@@ -291,6 +291,7 @@ def test_data_need_the_token_and_the_page_itself_does_not(folder: Path) -> None:
     assert client.get("/api/runs", headers={"authorization": "Bearer secret-of-sixteen"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_every_route_is_closed_to_strangers_and_those_with_data_to_who_has_no_token(folder: Path) -> None:
     page: Any = application(folder, names=("localhost", "workstation"), token="secret-of-sixteen")
     client = TestClient(page, base_url="http://127.0.0.1:8010")

@@ -127,6 +127,7 @@ class Tags(HTMLParser):
         self.seen.add(tag)
 
 
+@pytest.mark.slow
 def test_what_a_model_writes_is_text_on_a_terminal_in_a_log_and_in_a_notebook(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

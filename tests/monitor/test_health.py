@@ -244,6 +244,7 @@ def test_constant_rewards_are_no_trend():
     assert warnings({"reward/judge": lambda s: 1.0, "reward/gold": lambda s: 0.0}, steps=100) == []
 
 
+@pytest.mark.slow
 def test_a_resumed_watch_goes_on_as_the_undisturbed_one():
     series = healthy(3) | {"entropy": SICK["entropy"][0]["entropy"]}
     series |= {"clip_fraction": lambda s: 0.5 if s % 100 < 50 else 0.0}

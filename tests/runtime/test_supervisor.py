@@ -215,6 +215,7 @@ def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:
     do(steps, 1, most=2)
 
 
+@pytest.mark.slow
 def test_one_beyond_the_count_that_cannot_start_ends_nothing_and_is_tried_again() -> None:
     async def steps(case: Case) -> None:
         await case.supervisor.counted()

@@ -264,6 +264,7 @@ def test_all_workers_are_lost_and_the_servers_keep_what_was_learned(batch: Batch
     within(go())
 
 
+@pytest.mark.slow
 def test_a_step_ends_at_the_quorum_and_the_late_push_counts_in_a_later_one(batch: Batch) -> None:
     async def go() -> None:
         house = House(3, quorum=2, max_stale=2)
@@ -320,6 +321,7 @@ def test_rounds_go_through_the_servers_and_bytes_shrink_by_them(batch: Batch) ->
     within(go())
 
 
+@pytest.mark.slow
 def test_in_rounds_a_slow_worker_comes_later_and_a_lost_one_never(batch: Batch) -> None:
     async def go() -> None:
         house = House(3, local_steps=2, quorum=2, max_stale=2, momentum=0.0)

@@ -217,6 +217,7 @@ def test_one_that_has_the_weights_may_end_its_answers_when_another_is_lost(do: C
     do(steps, 2, timeout=0.5)
 
 
+@pytest.mark.slow
 def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         receive = case.workers[1].target.load
