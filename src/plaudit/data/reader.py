@@ -2,9 +2,10 @@
 
     Asked -> (chat template, prompt template) Written -> (tokenizer) Encoded -> fitted prompt, Answer
 
-Prompt and answer are tokenised together, so that nothing stands between them. The policy is asked with the tokens of
-the prompt alone. Where a token of the whole text spans the seam, it belongs to a plain text's answer, as in TRL; a
-chat keeps the prompt that is asked, and its answer is tokenised apart.
+Prompt and answer are tokenised as one text, with no blank or special token put between them. The policy is asked with
+the tokens of the prompt alone. Sometimes these are not the first tokens of the whole text, since one token spans the
+end of the prompt. In a plain text that token then belongs to the answer, as in TRL. In a chat, the prompt keeps the
+tokens that the policy is asked with, and the answer is tokenised apart, if that gives the same text.
 """
 
 from __future__ import annotations

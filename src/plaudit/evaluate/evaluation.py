@@ -208,6 +208,7 @@ def scores_line(answer: Answer) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three decimals below 1, two below 100, else one; never as -0."""
+    """Format a number with three decimals below 1, two below 100, else one; from 1e12 on with an exponent. Never as
+    -0."""
     text = rounded(value, ".3f" if abs(value) < 1 else ".2f" if abs(value) < 100 else ",.1f")
     return text.removeprefix("-") if not text.strip("-0.") else text

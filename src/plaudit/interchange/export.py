@@ -1,6 +1,8 @@
 """`plaudit export`: a model to share, with a card that says where it comes from.
 
-run, checkpoint or model -> merged folder in 16 bits | adapters alone | GGUF file, and README.md beside it
+run, checkpoint or model -> folder with adapters merged | folder with the adapters alone | GGUF file
+
+The card is README.md in the folder, or NAME.md beside NAME.gguf.
 """
 
 from __future__ import annotations

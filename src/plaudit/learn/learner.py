@@ -146,6 +146,7 @@ class Learner(Scorer):
         return {"passes": passes} if (passes := self.passes.state()) else {}
 
     def restore(self, path: Path, values: Mapping[str, Any]) -> None:
-        """Restore what `save` wrote, on any number of ranks. Raises ValueError if the tensors are not this model's."""
+        """Restore what `save` wrote (the optimizer's state) and returned (`values`: pass sizes). The number of ranks
+        may differ; weights are loaded elsewhere. Raises ValueError for state of another model or learn.precision."""
         self.optimizer.restore(*opened(self.placement, path))
         self.passes.restore(values.get("passes", {}))

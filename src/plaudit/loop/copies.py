@@ -19,7 +19,7 @@ STATE = "state"
 
 
 class UnwritableError(Ended):
-    """Storage is full or cannot be written to."""
+    """Files of a run cannot be written: its folder is full or read-only, or copying to an address fails (CopyError)."""
 
     status = 7
 

@@ -218,8 +218,9 @@ class SaveCheckpoint:
 
     @asynccontextmanager
     async def ends(self) -> AsyncIterator[None]:
-        """Save the last finished step if anything inside fails, unless the run may go back to a checkpoint. Close the
-        source at the end, once nothing is written any more."""
+        """If an error or a signal ends what is inside, save the last finished step; but not if weights have changed
+        since, nor after an UnwritableError or an error of GOES_BACK. At the end wait for the checkpoint that is being
+        written, then close the source of batches."""
         try:
             yield
         except GOES_BACK:

@@ -1,7 +1,7 @@
 """The interface of every language model: hidden states of flat tokens, one head, and its Hugging Face form.
 
-The learner, the scorer and the engine hold a `LanguageModel` and do not know its kind: the native `Decoder`, or any
-other causal LM through transformers (`fallback.py`).
+It is the native `Decoder`, or any other causal LM through transformers (`fallback.py`). The learner and the scorer do
+not know which; each kind has an engine of its own (`rollout/build.py`).
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class Answers:
         return self._steps[1]
 
     def find(self, question: Query) -> Found:
-        """Return a page of answers and their total number. Raises ValueError for an unknown field."""
+        """Return a page of the matching answers, and how many match. Raises ValueError for an unknown field; while the
+        file is being indexed, such a field gives no answers instead."""
         if not self.path.exists():
             return Found(0, [])
         if question.of_a_step:

@@ -26,7 +26,8 @@ class Curve:
     threads: int = 1
 
     def seconds(self, numbers: Sequence[float], threads: int) -> float:
-        """Seconds on so many threads; between one and `self.threads`, part of the work is spread (Amdahl)."""
+        """Return the seconds that amounts (`numbers`, one for each coefficient) take on `threads` threads. Between one
+        and `self.threads` Amdahl's law gives them; threads beyond `self.threads` do not help."""
         alone, together = (sum(map(float.__mul__, map(float, numbers), way)) for way in (self.one, self.all))
         if threads <= 1 or self.threads <= 1:
             return alone

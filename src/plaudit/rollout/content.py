@@ -28,7 +28,7 @@ def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
 
 
 class Content:
-    """Packed weights that hold the whole model."""
+    """How packed weights of the whole model are checked and given to an engine. It holds no weights itself."""
 
     def check(self, beneath: str) -> None:
         """Raise WeightsError if the engine cannot load weights with this `beneath` (as in `PackedWeights`)."""

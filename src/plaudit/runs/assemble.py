@@ -1,6 +1,7 @@
 """Build a run from its settings: what is connected to what.
 
-settings -> intake (tokenizer, data) -> executor (training ranks, engine), rewards -> source, hooks -> train -> Run
+settings -> intake (tokenizer, data) -> executor (training ranks, engine), rewards -> source of batches, hooks
+         -> train -> Run
 
 Left out: how parts are made of their settings (`rewards/listed.py`, `loop/rollouts.py`, `hooks.py`), and replays
 (`replay.py`).

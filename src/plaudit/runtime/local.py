@@ -1,6 +1,6 @@
 """The in-process worker group: plain objects, plain calls. The same workers run under Ray.
 
-method, arguments -> do: the worker, or its part of that name -> the method's result
+method, arguments -> do: call the worker, or one part of it, such as a role's learner -> the method's result
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class RayRuntime:
 
     @property
     def workers(self) -> list[RayWorker[Any]]:
-        """Living workers by name."""
+        """Living workers in the order of their names."""
         return sorted((worker for worker in self._workers if worker.alive), key=lambda worker: worker.name)
 
     def end(self, *, name: str) -> None:

@@ -140,7 +140,9 @@ class Pusher:
         return values
 
     def restore(self, path: Path, number: int, saved: int, values: Mapping[str, Any]) -> None:
-        """Restore what worker `number` of `saved` wrote; a worker beyond these only begins with another's moments."""
+        """Restore what worker `number` (from 0) of `saved` wrote: rounding errors that it has not sent yet and, with
+        local steps, its optimizer's state and own weights. If `number` is not below `saved`, restore only, with local
+        steps, the optimizer's state of worker `number % saved`. Every worker takes the pass sizes in `values`."""
         other = number % max(1, saved)
         if self.drifts:
             self.learner.restore(_of(path, f"moments{other}") if other else path, values)

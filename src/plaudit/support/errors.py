@@ -22,8 +22,9 @@ class Ended(RuntimeError):
 class Stopped(BaseException):
     """A signal stopped the run, which saved first. `code` is the exit status.
 
-    It is no Exception, so that `except Exception` around a run does not swallow it. Inside a run it is neither of its
-    subclasses, since asyncio leaves its loop at once for these."""
+    It is no Exception, so that `except Exception` around a run does not swallow it. Inside a run only Stopped itself is
+    raised. Its subclasses, Interrupted and Terminated, are for the caller of `run`: they are a KeyboardInterrupt and a
+    SystemExit, after which asyncio leaves its loop at once."""
 
     def __init__(self, signum: int, step: int | None):
         """`step` is None if its workers were not ready and there is nothing new to save."""

@@ -23,7 +23,7 @@ from plaudit.rollout.queued import Draft
 
 @dataclass(slots=True)
 class Admission:
-    """Drafts that join the running ones in one step, in the rows after them."""
+    """Drafts (completions being sampled) that start in the same decoding step, in the rows after the running ones."""
 
     drafts: list[Draft] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
