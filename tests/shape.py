@@ -77,7 +77,7 @@ ROOMS = {
         2760,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
-    "evaluate": (1750, "figures of models that are no figures of a run"),
+    "evaluate": (1755, "figures of models that are no figures of a run"),
     "settings": (1040, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2575,
@@ -90,7 +90,7 @@ ROOMS = {
     ),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
-    "servers": (985, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
+    "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1885, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         255,
