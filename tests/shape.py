@@ -77,7 +77,7 @@ ROOMS = {
         2760,
         "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
     ),
-    "evaluate": (1755, "figures of models that are no figures of a run"),
+    "evaluate": (1760, "figures of models that are no figures of a run"),
     "settings": (1040, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2575,

@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
@@ -313,6 +314,15 @@ def test_completions_lie_side_by_side_with_scores(both: tuple[BeforeAfter, Path]
     assert [line["before"]["completion"] for line in lines] == [p.first.completion.text for p in result.pairings]
     text = shown(result.examples())
     assert result.completions[1].prompt.text.split()[0] in text
+
+
+def test_of_a_chat_the_last_turn_is_shown_without_its_template(both: tuple[BeforeAfter, Path]) -> None:
+    pairing = both[0].pairings[0]
+    turns = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "How was it?"})
+    asked = replace(pairing.prompt, text="<|im_start|>system", messages=turns)
+    text = shown(replace(both[0], pairings=[replace(pairing, prompt=asked)]).examples())
+    assert "1. How was it?" in text
+    assert "im_start" not in text
 
 
 def test_the_table_and_its_json(both: tuple[BeforeAfter, Path]) -> None:

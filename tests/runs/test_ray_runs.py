@@ -91,7 +91,7 @@ def test_with_lag_generation_overlaps_and_the_run_can_be_replayed(make_recipe: R
     assert all("correction/mean" in record for record in done.metrics)
     page = (done.folder / "page.html").read_text()
     assert "Step 6 of 6, done" in page
-    assert "versions that samples are old, most" in page
+    assert "lag, largest" in page
     rows = re.findall("<tr><td>(.*?)</td><td>node [0-9a-f]{8}, process [0-9]+</td><td>(.*?)</td></tr>", page)
     sampling = [(f"rollout worker {number}", "samples with version 6") for number in range(2)]
     assert rows == [*sampling, ("training rank 0", "is ready")]

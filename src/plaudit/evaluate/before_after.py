@@ -21,6 +21,7 @@ from plaudit.evaluate.policy import Answers, Policy
 from plaudit.evaluate.settings import BeforeAfterSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, of_figures, of_texts
+from plaudit.types import Prompt
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,7 +87,7 @@ class BeforeAfter:
     def examples(self) -> Table:
         """A few completions side by side, with their scores."""
         rows = {
-            f"{number}. {pairing.prompt.text}": [
+            f"{number}. {_question(pairing.prompt)}": [
                 f"{answer.completion.text.strip()}\n{scores_line(answer)}" for answer in (pairing.first, pairing.second)
             ]
             for number, pairing in enumerate(self.completions, 1)
@@ -139,6 +140,11 @@ def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tup
     if bench.settings.is_set("demonstrations"):
         figures |= bench.perplexity(policy, name=name)
     return figures, answers
+
+
+def _question(prompt: Prompt) -> str:
+    """Return a chat's last turn, without its template, or a plain prompt's text."""
+    return str(prompt.messages[-1].get("content") or "") if prompt.messages else prompt.text
 
 
 def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
