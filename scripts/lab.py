@@ -187,7 +187,7 @@ class Meter:
 
         self._task, self._bench = task, bench(task)
         self._sft = self._bench.policy(str(Run("runs/sft").model))
-        self._rewards = self._bench.rewards(str(Run(f"runs/{judge}").model), self._sft.tokenizer)
+        self._judge = str(Run(f"runs/{judge}").model)
         self.texts: list[str] = []
         """The last answers to the first prompts."""
         self._theirs, self.before = self._answered(self._sft)
@@ -203,7 +203,7 @@ class Meter:
         from plaudit.evaluate.generation import generation_figures
         from plaudit.evaluate.perplexity import perplexity
 
-        answers = self._bench.answers(policy, self._bench.prompts(policy), self._rewards, name="answers")
+        answers = self._bench.scored_answers(policy, self._judge, name="answers")
         found: dict[str, Any] = generation_figures(answers) | self._bench.reward_figures(answers)
         theirs = answers if policy is self._sft else self._theirs
         found |= comparison_figures(answers, theirs, seed=0)

@@ -49,7 +49,7 @@ def drawn(prompts: Path, samples: int, seed: int, *, limit: int | None = None, j
 
     asked = bench(TASK, samples, prompts=str(prompts), limit=limit, seed=seed)
     policy = asked.policy(str(Run("runs/sft").model))
-    return asked.answers(policy, asked.prompts(policy), asked.rewards(judge, policy.tokenizer), name="answers")
+    return asked.scored_answers(policy, judge, name="answers")
 
 
 TASK = Task(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 
 from faults import HEAD, HEADER, PHASES, WORKERS, Kill, Killer, descendants
 from kills import Task, lasting, same_weights, summary, survive
-from rounds import of_cut, of_drivers, of_nodes, of_ranks, of_sharded, of_square, of_workers
+from rounds import ROUNDS
 
 from plaudit import Run, load_settings, run
 from plaudit.loop.progress import Moment
@@ -39,17 +40,18 @@ from plaudit.types import Stats
 Recipe = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[2]
 RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
+OF_PPO = replace(ROUNDS["ppo"], cold=0)
 KILLS = {
-    "few": of_workers("ppo", 4, 3),
-    "grpo": of_workers("grpo", 0, 10),
-    "ppo": of_workers("ppo", 0, 8, first=10),
-    "lag": of_workers("lag", 6, 2, cold=1),
-    "ranks": of_ranks(4, 1),
-    "sharded": of_sharded(11, 2),
-    "cut": of_cut(3, 2),
-    "square": of_square(5, 2),
-    "drivers": of_drivers(0, 1),
-    "nodes": of_nodes("ppo", 2, 2),
+    "few": OF_PPO.deal(4, 3, first=0),
+    "grpo": ROUNDS["grpo"].deal(0, 10, first=0),
+    "ppo": OF_PPO.deal(0, 8, first=10),
+    "lag": ROUNDS["lag"].deal(6, 2, first=0),
+    "ranks": ROUNDS["ranks"].deal(4, 1, first=0),
+    "sharded": ROUNDS["sharded"].deal(11, 2, first=0),
+    "cut": ROUNDS["cut"].deal(3, 2, first=0),
+    "square": ROUNDS["square"].deal(5, 2, first=0),
+    "drivers": ROUNDS["drivers"].deal(0, 1, first=0),
+    "nodes": ROUNDS["nodes"].deal(2, 2, first=0),
 }
 """A few, which `make test` makes; each worker in each phase once; a few of each other kind. `make kills` does 200."""
 
