@@ -85,7 +85,7 @@ ROOMS = {
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "interchange": (
-        960,
+        970,
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),

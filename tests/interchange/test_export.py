@@ -124,6 +124,13 @@ def test_the_command_writes_into_the_run_and_only_once(trained: Path) -> None:
     assert CliRunner().invoke(main, ["export", str(trained), "--overwrite"]).exit_code == 0
 
 
+def test_a_folder_without_a_model_is_never_deleted(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="without a model"):
+        export(str(trained), tmp_path, overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_the_last_stage_alone_has_the_figures_of_the_pipeline(trained: Path, tmp_path: Path) -> None:
     import os
     import shutil

@@ -24,7 +24,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
     """Report everything that is wrong or doubtful about a run or a pipeline; exit with status 1 if there are problems.
 
     It checks settings, paths, sizes, devices, disk, servers, the cluster, and the first rows as the model would read
-    them. It writes nothing and loads no model.
+    them. It loads no model, and writes nothing but the folder that a GGUF file is read as.
     """
     began = time.time() - time.process_time()
     with plain_errors():

@@ -65,8 +65,7 @@ def export(
         raise ValueError(f"--gguf {gguf}: take {', '.join(TYPES)}")
     folder = local_folder(model)
     path = _target(model, target, gguf)
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: name another with --output, or use --overwrite")
+    _refuse_taken(path, overwrite)
     if path.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise ValueError(f"{path} holds the model that is exported: name another with --output")
     card = card_of(model, folder, license=license)
@@ -95,6 +94,14 @@ def _target(model: str, target: str | Path | None, gguf: str | None) -> Path:
         raise ValueError(f"{model} is no run's folder: say where to write with --output")
     name = at_home(model).absolute().name
     return at_home(model) / ("export" if gguf is None else f"{name}-{gguf}.gguf")
+
+
+def _refuse_taken(path: Path, overwrite: bool) -> None:
+    """Raise ValueError if a path exists and must stay. A folder that is no model is never overwritten."""
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists already: name another, or use --overwrite")
+    if path.is_dir() and not any(path.glob("*config.json")):
+        raise ValueError(f"{path} is a folder without a model, which --overwrite would delete: name another")
 
 
 def _save_merged(folder: Path, made: Path, dtype: str) -> None:
@@ -126,8 +133,7 @@ def folder_from_gguf(source: str, target: str, *, overwrite: bool = False) -> st
     """Write the model of a GGUF file as a folder in Hugging Face's form; return what to say of it. Raises GGUFError, or
     ValueError if the target exists."""
     path = at_home(target)
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: name another folder, or use --overwrite")
+    _refuse_taken(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as part:
         write_folder(at_home(source), Path(part) / path.name)

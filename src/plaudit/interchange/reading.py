@@ -100,6 +100,8 @@ def read_config(file: Path, values: dict[str, Any], shapes: dict[str, tuple[int,
     if left := {key: value for key, value in own.items() if value not in (0, "none")}:
         listed = ", ".join(f"{architecture}.{key}={value!r}" for key, value in sorted(left.items()))
         raise GGUFError(f"{file} has {listed}, which is not read. Take the model's safetensors.")
+    if "token_embd.weight" not in shapes:
+        raise GGUFError(f"{file} lacks the tensor token_embd.weight. Copy or download it again.")
     config["vocab_size"] = shapes["token_embd.weight"][1]  # GGUF counts columns first
     config["tie_word_embeddings"] = "output.weight" not in shapes
     if architecture != "qwen2":
