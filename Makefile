@@ -35,7 +35,7 @@ vllm: $(STAMP) ## Add vLLM for CPUs, the other rollout engine (docs/vllm.md)
 demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
 	@$(BIN)/plaudit demo $(ARGS)
 
-quick: JOBS = 3
+quick: JOBS = 2
 quick: $(STAMP) ## Run the tests of single parts, in a minute and a half: after each edit
 	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm and not long' $(ARGS)"
 
