@@ -45,7 +45,7 @@ COMMON = {
     "report_to": "none",
     "disable_tqdm": True,
 }
-"""What all of TRL's trainers are told, also in the race."""
+"""Settings of all of TRL's trainers, here and in the race."""
 
 
 def arguments(task: Task) -> dict[str, Any]:

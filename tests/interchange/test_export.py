@@ -64,6 +64,7 @@ def test_the_card_names_every_run_its_data_and_its_figures(trained: Path, tmp_pa
     front = ModelCard(text).data.to_dict()
     assert front["license"] == "mit"
     assert front["tags"] == ["plaudit", "sft", "dpo"]
+    assert "`mit`. The data" in text  # there is no base model that it could be of
     assert "fresh gpt2 without pretrained weights by sft then dpo" in text
     assert text.index("## Stage 1: sft") < text.index("## Stage 2: dpo")
     for part in ("preferences.jsonl` | train |", "| loss/policy |", "learning_rate: 0.003", "2 steps"):

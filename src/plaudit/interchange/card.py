@@ -22,7 +22,7 @@ from plaudit.settings.recipes import read_yaml
 from plaudit.support.paths import at_home, is_here
 
 CARD = "README.md"
-FIGURES = ("reward/mean", "reward/", "kl", "loss/", "accuracy", "validation/", "entropy", "length")
+FIGURES = ("reward/", "kl", "loss/", "accuracy", "validation/", "entropy", "length")
 """Beginnings of the names of a run's figures that its card shows."""
 
 
@@ -101,11 +101,11 @@ class Card:
         if not self.rounding:
             return made
         types = ", ".join(self.rounding)
-        return f"{made} The base's weights were quantised ({types}); training began from these rounded numbers."
+        return f"{made} The base's weights were quantised ({types}), and carry the rounding."
 
     def _licence(self) -> str:
         if self.license:
-            return f"`{self.license}`, of the base model. The data may have terms of its own."
+            return f"`{self.license}`{', of the base model' if self.base else ''}. The data may have terms of its own."
         if self.base:
             return f"Not known: the files of the base model `{self.base_name or self.base}` name none. Its terms apply."
         return "None was chosen."

@@ -63,6 +63,8 @@ def export(
         raise ValueError("--gguf and --adapter contradict each other: keep one")
     if gguf is not None and gguf not in TYPES:
         raise ValueError(f"--gguf {gguf}: take {', '.join(TYPES)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype {dtype}: take {', '.join(DTYPES)}")
     folder = local_folder(model)
     path = _target(model, target, gguf)
     _refuse_taken(path, overwrite)

@@ -20,6 +20,7 @@ from plaudit.models.tokenizer import load_tokenizer
 from plaudit.rewards.rules import check_reference
 from plaudit.settings.tree import Settings
 from plaudit.support.fields import refuse
+from plaudit.support.paths import is_here
 
 FEW, ENOUGH = 30, 100
 """Steps of an offline run that are too few to learn from, and those that suffice for few rows."""
@@ -36,7 +37,7 @@ class Intake:
         ends: tuple[int, ...] = ()
         if (path := settings.model.path) is not None:
             ends = end_ids(path)
-            for line in rounding(local_folder(path)):
+            for line in rounding(local_folder(path)) if is_here(path) else ():
                 say(f"model.path={path}: {line}")
         refers = check_reference(settings.rewards)
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers)
