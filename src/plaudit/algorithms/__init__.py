@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file here, a line below and one in methods.yaml; or use `register_algorithm`."""
+"""Map method names to classes. To add a method: a file here, a line below and in methods.yaml; or a plugin's class."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ALGORITHMS: dict[str, type[Objective]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
-    """Register a method for `method: name` in a recipe. A class that was defined again replaces its older version, for
-    example when a notebook's cell runs again. Raises ValueError if another class has the name, or if fields of the
-    class would not become settings."""
+    """Register a method for `method: name` in a recipe, and return its class. A class that is defined again, such as
+    in a notebook's cell, replaces its older version. Raises ValueError if another class has the name, or if fields of
+    the class would not become settings."""
     own = vars(algorithm).get("__annotations__", {})
     lost = [field for field, kind in own.items() if "ClassVar" not in str(kind)]
     if lost and "__dataclass_fields__" not in vars(algorithm):

@@ -37,7 +37,7 @@ class Output:
 
 
 LossFn = Callable[[Output, Batch], tuple[Tensor, Stats]]
-"""Returns the batch's share of the step's loss (loss/ROLE, if the figures lack it), and figures that add up."""
+"""Returns (the batch's share of the step's loss, figures that add up). The learner adds loss/ROLE if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Objective(Section):
     """Base of every method."""
 
     data: ClassVar[Data]
-    """Kind of data that its rows are read from."""
+    """Kind of data that the method reads: `prompts` for online methods, else labelled answers."""
     asks: ClassVar[frozenset[Role]] = frozenset()
-    """Other models whose columns it needs."""
+    """Roles of the models that must fill batch columns before `credit`, such as the reference's log-probs."""
     unit: ClassVar[int] = 1
-    """Number of adjacent rows that are never separated."""
+    """Number of adjacent rows that are never separated: 2 for pairs."""
     evaluated: ClassVar[tuple[str, ...]] = ("loss",)
-    """Figures of held-out rows that compare evaluations of an offline method."""
+    """Figures on held-out rows by which an offline method's best checkpoint can be chosen (`evaluate.best`)."""
     has_baseline: ClassVar[bool] = False
     """True if an answer's reward is compared with those of other answers to its prompt."""
     uses_ratio: ClassVar[bool] = False
-    """True if it compares log-probs of sampler and learner: truncated sampling would then bias it."""
+    """True if the loss has ratios of learner to sampler: top-k, top-p or min_tokens would then bias it."""
 
     @property
     def online(self) -> bool:
@@ -63,7 +63,7 @@ class Objective(Section):
         return self.data == "prompts"
 
     def adapted(self, *, off_policy: bool) -> Self:
-        """Return the method as it suits the samples. `off_policy`: older weights or another engine may draw them."""
+        """Return the method with null settings resolved. `off_policy`: older weights or another engine may sample."""
         return self
 
     @property
@@ -88,7 +88,7 @@ class Objective(Section):
         return 1, 1
 
     def halt(self, stats: Stats) -> str | None:
-        """Return a reason to skip the optimizer step with these figures and the rest of its batch, or None."""
+        """Return why a step with these figures, and the rest of its batch, should be skipped; None to take it."""
         return None
 
 
@@ -107,13 +107,13 @@ class Algorithm(Objective):
 
     def rows(self, group: Group) -> list[Row]:
         """Return a scored group's training rows, [] if it carries no signal. Default: one for each response that has a
-        reward or continues. Rows without trained tokens count in baselines and means and are dropped after `weigh`."""
+        reward or `continues`. Untrained rows count in baselines and means, and are dropped after `weigh`."""
         return [row_of(group, one) for one in group.responses if one.reward is not None or one.continues]
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:
-    """Return the batch with token weights, token shares and unit weights over all its rows. If `aggregation` is a
-    number, each row's sum is divided by it."""
+    """Return the batch with `weight`, `token_share` and `row_weight` set over all its rows (`maths/aggregate.py`). A
+    number as `aggregation` divides each row's sum of token losses."""
     constant = 1.0 if isinstance(aggregation, str) else float(aggregation)
     how = Aggregation(aggregation) if isinstance(aggregation, str) else Aggregation.CONSTANT
     row, rows = batch.row, len(batch)

@@ -19,7 +19,7 @@ from plaudit.types import Stats
 
 
 def merge_stats(parts: Iterable[Stats]) -> Stats:
-    """Merge the figures of micro-batches or ranks: sums, except extremes for names ending in `max` or `min`."""
+    """Merge figures of micro-batches or ranks: add them, but take extremes of names that end in `max` or `min`."""
     merged: Stats = {}
     for name, value in (item for part in parts for item in part.items()):
         join = max if name.endswith("max") else min if name.endswith("min") else operator.add
@@ -28,13 +28,13 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
 
 
 def whole_stats(parts: Iterable[Stats]) -> Stats:
-    """Merge all parts of a step, no fewer. Round `accuracy` to 6 digits: its float32 weights may sum to 1.00000003."""
+    """Merge *all* parts of a step. Round `accuracy` to 6 digits: its float32 weights may sum to 1.00000003."""
     return {name: round(x, 6) if name == "accuracy" else x for name, x in merge_stats(parts).items()}
 
 
 def plain(figures: Mapping[str, Any], whose: str) -> Stats:
-    """Return the figures as floats. Raises TypeError with the name of a value that is not a number; `whose` names the
-    figures' origin."""
+    """Return the figures as floats. Raises TypeError that names a value which is not a number, and `whose`, the source
+    of the figures, such as a hook."""
     if not isinstance(figures, Mapping):
         raise TypeError(f"{whose} must be a dict of named numbers, not {figures!r:.80}")
     return {name: _plain(value, name, whose) for name, value in figures.items()}
@@ -76,6 +76,6 @@ def _plain(value: Any, name: str, whose: str) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError("a text is not a number")
-        return float(value.detach() if isinstance(value, Tensor) else value)  # torch warns of a number with a gradient
-    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, of several numbers
+        return float(value.detach() if isinstance(value, Tensor) else value)  # float() with a gradient warns
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
         raise TypeError(f"{whose}: {name!r} must be a number, not {value!r:.80}") from error

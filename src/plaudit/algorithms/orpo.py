@@ -22,7 +22,7 @@ class ORPO(Imitating):
     https://arxiv.org/abs/2403.07691."""
 
     odds_weight: float = setting(0.1, least=0)
-    """lambda, the share of the odds ratio; the paper takes 0.1 to 0.25."""
+    """lambda, the weight of the odds-ratio loss; the paper takes 0.1 to 0.25."""
 
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
         """Return the negative log-likelihood, a mean over tokens, plus lambda * odds-ratio loss, a mean over pairs."""

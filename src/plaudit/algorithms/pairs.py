@@ -33,7 +33,7 @@ class Pairs(Objective):
 
 
 class Imitating(Pairs):
-    """Base: the likelihood of the chosen answers is maximised too."""
+    """Base of methods that also maximise the likelihood of the chosen answers (ORPO, SimPO)."""
 
     def weigh(self, batch: Batch) -> Batch:
         """Weigh each trained token of a chosen answer by its pair's weight, scaled to sum to 1; other tokens by 0."""
@@ -44,7 +44,7 @@ class Imitating(Pairs):
 
 
 def likelihood(output: Output, batch: Batch) -> Tensor:
-    """Return the chosen answers' negative log-likelihood, a mean over tokens by the weights of `Imitating`."""
+    """Return the chosen answers' negative log-likelihood, averaged over tokens with the weights of `Imitating`."""
     assert output.logprobs is not None and batch.weight is not None
     return -(output.logprobs * batch.weight).sum()
 
@@ -58,5 +58,5 @@ def by_pair(column: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def pair_figures(margin: Tensor, weight: Tensor) -> Stats:
     """Return `accuracy`, the weighted share of pairs ordered as labelled (a tie counts half), and mean `margin`."""
-    right = (margin > 0).double() + 0.5 * (margin == 0).double()  # equal numbers of equal weights: equal shares
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()  # equal weights then give equal shares
     return {"accuracy": float((right * weight).sum()), "margin": float((margin.detach() * weight).sum())}

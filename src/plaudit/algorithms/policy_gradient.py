@@ -38,7 +38,7 @@ class PolicyGradient(Algorithm):
     clip: tuple[float, float] = setting((0.2, 0.2), count=2, least=0, infinite=True)
     """How far the ratio may lie below and above 1 before it is clipped; DAPO takes [0.2, 0.28]."""
     dual_clip: float | None = setting(None, least=1)
-    """Largest loss for A < 0, as a multiple of |A|; 3 is usual."""
+    """Limit of a token's loss where A < 0, as a multiple of |A|; 3 is usual, null sets no limit."""
     ratio: str = setting("token", choices=LEVELS)
     """Level of the importance ratio: token, sequence (sum) or geometric (mean, GSPO)."""
     aggregation: str | int | float = setting("token", choices=("token", "sequence"), numbers=True, above=0)
@@ -63,10 +63,10 @@ class PolicyGradient(Algorithm):
     weights (rollout.max_lag) or another engine's."""
     correction: str = setting("truncate", choices=CORRECTIONS)
     """With recompute_old, weigh samples by w = learner / sampler: none, truncate (w is at most correction_cap) or mask
-    (leave out those with w above the cap or below 1 / cap). w is of `ratio`'s level, or of one named: sequence_mask.
-    cispo takes the clipped loss's place: -w A log pi, with the constant w = policy / sampler, at most the cap."""
+    (leave out those with w above the cap or below 1 / cap). w has `ratio`'s level unless the name has one, as
+    sequence_mask. cispo replaces the clipped loss by -w A log pi, with a constant w = min(policy / sampler, cap)."""
     correction_cap: float = setting(2.0, least=1, infinite=True)
-    """Bound of w."""
+    """Largest w of `correction`; mask also leaves out w below 1 / this."""
 
     uses_ratio: ClassVar[bool] = True
 
@@ -157,5 +157,5 @@ def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
-    """Return (n,) with the advantage (r,) of its row for each trained token, 0 for others."""
+    """Return (n,): each trained token's advantage is that of its row, from `advantage` (r,); other tokens have 0."""
     return advantage.repeat_interleave(batch.lengths) * batch.trainable

@@ -21,10 +21,10 @@ from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
 NORMALISATION_DECAY = 0.99
-"""Decay of the values' running moments a step: they cover about a hundred steps, in which returns change little."""
+"""Decay per step of the running mean and deviation of returns, which so cover about a hundred steps."""
 
 KL_HORIZON = 10_000.0
-"""Sequences over which beta adapts by at most a fifth, as in Ziegler et al. 2019 and every system since."""
+"""`horizon` of `adapted_coefficient`: beta changes at most by a fifth over so many sequences (Ziegler et al. 2019)."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class PPO(PolicyGradient):
     kl_coefficient: float = setting(0.05, least=0)
     """beta of the KL penalty in the reward; its first value if kl_target is set."""
     kl_target: float | None = setting(None, above=0, unit="nats")
-    """Adapt beta towards this KL a sequence; null keeps it fixed."""
+    """Adapt beta so that the KL of a sequence approaches this value; null keeps beta fixed."""
     discount: float = setting(1.0, least=0, most=1)
-    """Factor of a reward for each token that it comes later."""
+    """gamma: factor of a reward for each trained token by which it comes later."""
     trace: float = setting(0.95, least=0, most=1)
     """lambda of GAE."""
     whiten_advantages: bool = True
     """Give the step's advantages mean 0 and deviation 1."""
     value_clip: float | None = setting(0.2, least=0)
-    """Clip the change of values at this size; null sets no limit."""
+    """Clip a value's change since its rollout to at most this, up or down; null sets no limit."""
     value_coefficient: float = setting(0.1, least=0)
     """Factor of the critic's loss."""
     normalise_values: bool = False

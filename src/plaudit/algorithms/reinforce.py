@@ -25,7 +25,7 @@ class Reinforce(PolicyGradient):
     kl_coefficient: float = setting(0.05, least=0)
     """beta of the KL penalty in the reward."""
     discount: float = setting(1.0, least=0, most=1)
-    """Factor of a reward for each token that it comes later."""
+    """gamma: factor of a reward for each trained token by which it comes later."""
     group_baseline: bool = False
     """REINFORCE++-baseline; needs samples >= 2."""
 

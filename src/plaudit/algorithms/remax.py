@@ -25,8 +25,8 @@ class ReMax(PolicyGradient):
     kl_coefficient: float = setting(0.05, least=0)
     """beta of the KL penalty in the sample's reward."""
     centre_advantages: bool = True
-    """Subtract their mean over the step's answers. The paper does not (false): since greedy answers score well above
-    the mean of samples, nearly every sampled token is then pushed down."""
+    """Subtract the advantages' mean over the step's answers. The paper does not (false): since greedy answers score
+    well above the mean of samples, nearly every sampled token is then pushed down."""
 
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
     has_baseline: ClassVar[bool] = True

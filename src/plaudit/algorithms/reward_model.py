@@ -21,7 +21,7 @@ class RewardModel(Pairs):
     averaged over the pairs of a prompt, then over prompts."""
 
     centring: float = setting(0.0, least=0)
-    """c (r_c + r_r)^2 keeps scores around 0; 0.01 is usual, 0 is off."""
+    """c: the loss gets a term c (r_c + r_r)^2, which keeps scores around 0; 0.01 is usual, 0 is off."""
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.JUDGE: self.preference}

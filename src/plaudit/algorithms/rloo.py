@@ -22,7 +22,7 @@ class RLOO(PolicyGradient):
 
     samples: int = setting(4, least=2)
     kl_coefficient: float = setting(0.05, least=0)
-    """beta of the KL penalty; the penalty is inside the baseline."""
+    """beta of the KL penalty, which is subtracted from each reward before the baseline is computed."""
 
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
     has_baseline: ClassVar[bool] = True

@@ -27,7 +27,7 @@ class SimPO(Imitating):
     target_margin: float = setting(1.0, least=0)
     """gamma, by how much the chosen answer's scaled mean should win; the paper takes 0.25 to 1.6."""
     likelihood_weight: float = setting(0.0, least=0)
-    """alpha, the share of the chosen answers' negative log-likelihood, a mean over tokens; CPO-SimPO takes 1."""
+    """alpha, the weight of the chosen answers' negative log-likelihood (mean over tokens); CPO-SimPO takes 1."""
 
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
         assert output.logprobs is not None

@@ -124,7 +124,7 @@ def dpo_hinge(h: Tensor, *, beta: float) -> Tensor:
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, *, centring: float = 0.0) -> Tensor:
-    """-log sigma(r_c - r_r - margin) + c (r_c + r_r)^2, (p,).
+    """-log sigma(r_c - r_r - margin) + c (r_c + r_r)^2, (p,), with c = `centring`.
 
     Bradley and Terry 1952; margin: Llama 2, https://arxiv.org/abs/2307.09288, eq. 2; centring: Eisenstein et al. 2023,
     https://arxiv.org/abs/2312.09244.
@@ -150,7 +150,7 @@ def kto(side: Tensor, *, beta: float) -> Tensor:
 
 
 CERTAIN = -1e-6
-"""Mean log-prob of an answer above which its odds do not grow."""
+"""Upper limit of a mean log-prob in `log_odds`: at 0 the odds would be infinite."""
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def log_odds(mean: Tensor) -> Tensor:
-    """log p - log(1 - p) for p = exp(mean), (r,); `mean` is a row's mean log-prob, at most CERTAIN in the value.
+    """log p - log(1 - p) for p = exp(mean), (r,); `mean` (r,) is a row's mean log-prob, clamped to at most CERTAIN.
 
     Above CERTAIN the gradient is that at CERTAIN, large but finite: the policy can still move away from a sure answer.
     """
