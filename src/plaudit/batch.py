@@ -44,7 +44,7 @@ class Batch:
     unit: int = 1
     """Number of adjacent rows that are never separated (2 for pairs)."""
     sources: tuple[Source, ...] = ()
-    """Where distant numbers are (`distant.py`). Until `landed`, a token of theirs is its place, a log-prob NaN."""
+    """Where numbers that are still on rollout nodes are fetched (`types/distant.py`); `landed` fetches them."""
     behaviour: Tensor | None = None  # (n,) sampler's log-probs, 0 where not sampled
     version: Tensor | None = None  # (n,) int64 policy version of each token, -1 where not sampled
     reference: Tensor | None = None  # (n,) reference log-probs
@@ -55,15 +55,15 @@ class Batch:
     returns: Tensor | None = None  # (n,) value targets, in the critic's units
     reward: Tensor | None = None  # (r,) scalar reward of the answer
     baseline: Tensor | None = None  # (r,) reward of the greedy answer (ReMax)
-    row_weight: Tensor | None = None  # (r,) relative; once weighed, the unit's share in the optimizer step
-    margin: Tensor | None = None  # (r,)
-    continues: Tensor | None = None  # (r,) bool, `bootstrap` counts
+    row_weight: Tensor | None = None  # (r,) relative; once weighed, the unit's share of the optimizer step
+    margin: Tensor | None = None  # (r,) by how much the chosen row should beat the rejected one
+    continues: Tensor | None = None  # (r,) bool, cut off by length: `bootstrap` stands for the rest of the return
     weight: Tensor | None = None  # (n,) weight of a token's loss in the optimizer step, see maths.aggregate
     token_share: Tensor | None = None  # (n,) 1 / trained tokens of the optimizer step, 0 where not trained: for figures
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, unit: int = 1) -> Batch:
-        """Lay rows end to end. Raises ValueError for no rows, a broken unit, or columns that do not fit."""
+        """Lay rows end to end. Raises ValueError for no rows, an incomplete unit, or columns of another length."""
         check_rows(rows, unit)
         tokens, sources = laid([row.tokens for row in rows], "int64")
         return cls(
@@ -126,7 +126,7 @@ class Batch:
         return replace(self, **dict[str, Any]((name, change(name, one)) for name, one in self.columns().items()))
 
     def landed(self) -> Batch:
-        """Return the batch with its distant numbers, fetched from where they were sampled."""
+        """Return the batch after fetching the numbers that are still on rollout nodes. Raises WorkerLost."""
         if not self.sources:
             return self
         found = landed({name: column.numpy() for name, column in self.columns().items()}, self.sources)
@@ -135,7 +135,7 @@ class Batch:
     def select(self, rows: Tensor) -> Batch:
         """Return the given rows (indices, in that order) with all columns."""
         sizes = self.lengths[rows]
-        tokens = (self.ends[rows] + 1 - sizes.cumsum(0)).repeat_interleave(sizes)  # how far each one moves back
+        tokens = (self.ends[rows] + 1 - sizes.cumsum(0)).repeat_interleave(sizes)  # old index minus new one
         tokens += torch.arange(len(tokens), device=tokens.device)
         return self._mapped(lambda name, column: column.index_select(0, rows if name in ROW_COLUMNS else tokens))
 
@@ -145,13 +145,13 @@ class Batch:
         return self.select((first[:, None] + torch.arange(self.unit)).reshape(-1))
 
     def trained(self) -> Batch:
-        """Return the units with a trained token, if there is one; the others only counted in baselines and means."""
+        """Return only units with a trained token (all, if none has one): others count in baselines and means only."""
         before = F.pad(self.trainable.cumsum(0), (1, 0))[F.pad(self.lengths.cumsum(0), (1, 0))]  # (r + 1,)
         trains = (before[1:] > before[:-1]).view(-1, self.unit).any(1)
         return self if trains.all() or not trains.any() else self.units(trains.nonzero()[:, 0])
 
     def split(self, parts: int, *, order: Tensor | None = None) -> list[Batch]:
-        """Split into `parts` mini-batches of whole units, of nearly equal numbers; `order` shuffles the units first."""
+        """Split into `parts` mini-batches of whole units, taken in `order`. Raises ValueError for too many parts."""
         count = len(self) // self.unit
         if not 1 <= parts <= count:
             raise ValueError(f"{count} units cannot be split into {parts} mini-batches: give 1 to {count}")
@@ -169,12 +169,12 @@ class Batch:
         return [self.units(part) if part else self.units([0]).weightless() for part in parts]
 
     def sequences(self) -> Batch:
-        """Return the rows with what a pass reads, and nothing else."""
-        lacks = ("behaviour",) if self.sources else ()  # which comes back with what the pass finds
+        """Return the batch with only the columns that a forward pass reads."""
+        lacks = ("behaviour",) if self.sources else ()  # kept, so that `landed` fetches it on the ranks
         return self.with_columns(**{name: None for name in self.columns() if name not in (*READ, *lacks)})
 
     def rejoined(self, shards: Sequence[Mapping[str, Tensor]]) -> Batch:
-        """Return this batch with the columns that were found of its shards, given in rank order."""
+        """Return this batch with the new columns that ranks computed for its `shards`, given in rank order."""
         if len(shards) == 1:
             return self.with_columns(**shards[0])
         parts = spread(self._units, len(shards))
@@ -189,9 +189,9 @@ class Batch:
         return self._mapped(lambda name, column: torch.zeros_like(column) if name in WEIGHTS else column)
 
     def micro(self, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:
-        """Cut into micro-batches of whole units with at most `token_budget` tokens; a larger unit has its own. Units of
-        similar length go together, which saves padding. With `together`, the units of a prompt go together, so that a
-        pass computes it once; prompts follow by their longest unit. With `once`, such a prompt also counts once."""
+        """Cut into micro-batches of whole units with at most `token_budget` tokens; a larger unit has its own. Sorting
+        units by length saves padding. With `together`, the units of one prompt follow each other, so that a pass can
+        compute the prompt once. With `once`, a prompt's tokens also count once towards the budget."""
         if len(self.tokens) <= token_budget:
             return [self]
         units = self._units
@@ -201,7 +201,7 @@ class Batch:
         return [self.units(part) for part in passes(units, order, token_budget, once=once)]
 
     def consecutive(self, token_budget: int, *, once: bool = False) -> list[Batch]:
-        """Cut as `micro` does, but keep the order."""
+        """Cut as `micro` does, but keep the units' order."""
         if len(self.tokens) <= token_budget:
             return [self]
         units = self._units

@@ -17,18 +17,18 @@ class Unit(NamedTuple):
     """The sizes of a unit, in tokens."""
 
     group: int
-    """Number of its prompt."""
+    """Number of the unit's prompt; rows with one prompt share it."""
     tokens: int
-    """Of all its rows."""
+    """Tokens of all rows of the unit."""
     prompt: int
-    """Before the first trained token of its first row; the whole row if none is trained."""
+    """Tokens before the first trained one of its first row; the whole row if none is trained."""
     first: int
-    """Of its first row."""
+    """Tokens of its first row."""
     rows: int
 
 
 def by_group(units: Sequence[Unit], order: Iterable[int]) -> dict[int, list[int]]:
-    """The units of each group, both in the given order."""
+    """Return {group: its units' indices}, groups and units in the given order."""
     members: dict[int, list[int]] = {}
     for number in order:
         members.setdefault(units[number].group, []).append(number)
@@ -44,7 +44,7 @@ def spread(units: Sequence[Unit], world: int) -> list[list[int]]:
         return interleaved
 
     def computed(part: Sequence[int]) -> int:
-        """Tokens that a rank computes, each prompt once."""
+        """Return the number of tokens that a rank computes for these units, each prompt once."""
         once = {units[number].group: units[number].prompt for number in part}
         return sum(units[number].tokens - units[number].prompt for number in part) + sum(once.values())
 
