@@ -88,8 +88,8 @@ class Store:
             raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 
     def left(self, *, before: int | None = None) -> str:
-        """Describe the checkpoint from which a run can continue; `before`: only checkpoints of steps before this
-        one."""
+        """Return a sentence that names the checkpoint from which a run can continue, for an error. `before`: consider
+        only checkpoints of earlier steps than this."""
         try:
             newest = self.latest(before=before)[0]
         except CheckpointError:
@@ -160,7 +160,7 @@ class Store:
 
     @property
     def place(self) -> str:
-        """The folder, and the address of copies if there is one, as text for messages."""
+        """Text for messages: the folder of the checkpoints, and the address of their copies if there is one."""
         return str(self.folder) + ("" if self.copies is None else f" and {self.copies.there.name}")
 
     def fetch(self, name: str | None) -> None:
@@ -266,7 +266,7 @@ def _verify(folder: Path) -> str:
         raise CheckpointError(f"{folder} is incomplete: {error}") from error
     if damaged:
         raise CheckpointError(f"{folder} is damaged: {', '.join(damaged[:3])} changed since it was saved")
-    # Hidden files belong to the file system; nothing here reads them.
+    # Hidden files, such as .nfs*, come from the file system: they are not part of a checkpoint.
     added = [name for name in _names(folder) if name not in files and name != MANIFEST and not _hidden(name)]
     if added:
         listed = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")

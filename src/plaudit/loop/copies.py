@@ -35,7 +35,7 @@ class Copies:
         """`beside`: files of the run's folder that are copied with each checkpoint."""
         self.there, self.beside = Address(address), beside
         self.overwritten: list[str] = []
-        """Checkpoints of another run that this one will take the place of."""
+        """Names of checkpoints at the address that belong to the run which this one overwrites."""
 
     def opened(self, *, overwrite: bool, resumes: bool) -> Copies:
         """Return self. Raises AddressError if the address is not writable, or has a run and neither flag is set."""

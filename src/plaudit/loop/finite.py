@@ -13,7 +13,7 @@ from plaudit.loop.progress import Progress
 from plaudit.support.errors import Ended
 
 MAX_SKIPPED = 3
-"""Steps in a row with an update that is not finite: one is chance, three are a run that learns nothing."""
+"""Most steps in a row with an update that is not finite: one may be chance, after three the run learns nothing."""
 
 
 class NonFiniteError(Ended):

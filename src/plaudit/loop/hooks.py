@@ -42,7 +42,7 @@ from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
 ROUNDING = 1e-9
-"""Epochs by which a sum of their parts may fall short of what is due."""
+"""Tolerance, in epochs, for the rounding of sums of fractions of an epoch."""
 
 
 class Sink(Protocol):
@@ -95,7 +95,7 @@ class RecordMetrics:
 
 
 class RecordEvents:
-    """The first hook: record what the driver did in this step. The time of later hooks counts towards the next step."""
+    """Record when this step waited, learned and published. As the first hook: later hooks count to the next step."""
 
     def __init__(self, events: Events):
         self.events = events
@@ -154,19 +154,19 @@ async def _validation_loss(models: Models, batch: Batch) -> Stats:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint holds besides the progress, the random generator, models and optimizers."""
+    """State of a run that a checkpoint saves besides progress, random generator, models and optimizers."""
 
     source: BatchSource
     memory: dict[str, float]
-    """What the method's `credit` remembers."""
+    """Numbers that the method's `credit` keeps between steps, such as PPO's KL coefficient."""
     best: Best
 
     def values(self) -> dict[str, Any]:
         return {"source": self.source.state(), "memory": dict(self.memory), "best": self.best.state()}
 
     def restore(self, values: Mapping[str, Any], rng: Tensor) -> Progress:
-        """Restore these and the random generator from saved values; return their progress."""
-        values = json.loads(json.dumps(values))  # which may be restored again, also from a file
+        """Restore these and torch's random generator from saved values; return the saved progress."""
+        values = json.loads(json.dumps(values))  # a copy, as if from a file: they may be restored again
         self.source.restore(values["source"])
         self.memory.clear()
         self.memory.update(values["memory"])
@@ -231,14 +231,14 @@ class SaveCheckpoint:
         else:
             await self._committed()
         finally:
-            with suppress(Exception):  # another error ends the run
+            with suppress(Exception):  # the error that is being raised ends the run
                 await self._committed()
             await self.state.source.close()
 
     async def _last(self, error: BaseException) -> None:
         """Commit the last finished step unless it is committed already or weights have changed since. Add a note to the
         error that names the newest checkpoint."""
-        if isinstance(error, UnwritableError):  # its message says so itself
+        if isinstance(error, UnwritableError):  # its message names that checkpoint already
             return
         what = "The last checkpoint"
         try:
@@ -254,7 +254,7 @@ class SaveCheckpoint:
     async def _committed(self) -> None:
         """Wait for the checkpoint that is being written, if any. Raises the error of that write."""
         if self._writing is not None:
-            await asyncio.wait((self._writing,))  # it goes on if this is cancelled
+            await asyncio.wait((self._writing,))  # cancelling the wait does not cancel the write
             writing, self._writing = self._writing, None
             writing.result()
 
@@ -283,7 +283,7 @@ class SaveCheckpoint:
         values = {**remembered.values, "actors": actors}
         commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.state.best.checkpoint)
         self._writing = asyncio.ensure_future(self._write(progress.name, list(folders.values()), commit))
-        # asyncio prints the error of a task that no one waits for: here the run goes back to a checkpoint
+        # Read the task's error: asyncio would print it if the run goes back to a checkpoint before anything waits.
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
         self._unsaved = None
 

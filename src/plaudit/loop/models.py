@@ -30,7 +30,7 @@ class Scorers:
         self.worker_group: WorkerGroup[Scorer] = worker_group
         self.home = home
         self.moves = 0
-        """Number of times that its weights were asked to move."""
+        """Number of weight changes asked for so far: optimizer steps taken, EMA moves."""
 
     async def annotate(self, batch: Batch) -> Batch:
         """Return the batch with this role's columns. Only columns that a forward pass reads are sent to the ranks."""
@@ -77,7 +77,7 @@ Model = TypeVar("Model", bound=Scorers)
 
 
 def by_home(models: Sequence[Model]) -> list[list[Model]]:
-    """Group models that are in the same processes, in order: a worker group does one call at a time."""
+    """Return lists of models that share processes, in order: a worker group runs one call at a time."""
     homes: dict[int, list[Model]] = {}
     for model in models:
         homes.setdefault(id(model.home), []).append(model)
@@ -100,7 +100,7 @@ class Models:
     def together(
         cls, ranks: AnyGroup, objective: Objective, reference_ema: float, apart: Mapping[str, AnyGroup] | None = None
     ) -> Self:
-        """Return all models as parts, named for their roles, of the group `ranks`; roles in `apart` on that group."""
+        """Return a run's models: each is the part named by its role of `ranks`, or of its own group in `apart`."""
         homes = {role: (apart or {}).get(role, ranks) for role in Role}
         trained = {role: Learners(homes[role].part(Learner, role), homes[role]) for role in objective.losses()}
         asked, home = Role.REFERENCE in objective.asks, homes[Role.REFERENCE]
@@ -124,7 +124,7 @@ class Models:
 
     @property
     def moves(self) -> int:
-        """A count that grows whenever weights were asked to move."""
+        """Number of weight changes asked for so far, over all saved models: if it is equal, so are the weights."""
         return sum(model.moves for model in self.saved.values())
 
     async def sound(self, *, whole: bool = False) -> bool:
@@ -135,7 +135,7 @@ class Models:
         """Return the policy's log-probs and entropies of these groups since the last call; [] if none are watched."""
         if self.watched is None:
             return []
-        ranks = (await self.watched.each(Watched.taken, groups))[:: self.watched.width]  # others have seen the same
+        ranks = (await self.watched.each(Watched.taken, groups))[:: self.watched.width]  # one rank of each replica
         return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:
@@ -162,7 +162,7 @@ class Models:
 
     async def prepare(self, batch: Batch, step: int) -> tuple[list[Learners], Stats]:
         """Compute an update's gradients: concurrently if each model has its own processes, else in turn, the policy
-        first. Return the models that were asked, and figures; none of models after one that is skipped or halted."""
+        first. Return the models that were asked, and their figures up to the first that is skipped or halted."""
         stats, prepared = Stats(), list[Learners]()
         models = sorted(self.trained.items(), key=lambda item: item[0] is not Role.POLICY)
         homes = by_home([model for _, model in models])

@@ -49,7 +49,7 @@ class OfflineSource:
 
 
 class WithReference(Sequence[Item]):
-    """Items whose rows have their reference log-probs."""
+    """Items with reference log-probs added to their rows when they are read."""
 
     def __init__(self, items: Sequence[Item], references: Sequence[tuple[tuple[float, ...], ...]]):
         self.items, self.references = items, references
@@ -69,8 +69,8 @@ class WithReference(Sequence[Item]):
 
 
 async def with_reference(items: Sequence[Item], models: Models, *, unit: int, at_once: int = 1 << 22) -> WithReference:
-    """Compute the reference log-probs of all rows before training, about `at_once` tokens at a time. They are stored
-    like the items."""
+    """Compute the reference log-probs of all rows before training, about `at_once` tokens at a time, and keep them in
+    the same storage as items."""
     writer = Writer(References())
     waiting: list[Item] = []
     tokens = 0

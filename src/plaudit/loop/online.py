@@ -24,7 +24,7 @@ from plaudit.rollout.rollouter import Groups
 from plaudit.types import Group, Prompt, Row
 
 MAX_REDRAW = 3.0
-"""Most prompts drawn for a step, in prompts_per_step. Beyond it, groups without a signal are no longer replaced."""
+"""Most prompts drawn for a step, as a multiple of prompts_per_step. Then groups without a signal are not replaced."""
 
 
 class OnlineSource:
@@ -46,9 +46,9 @@ class OnlineSource:
         self.prompts_per_step, self.repair = prompts_per_step, repair
         self.slots = asyncio.Semaphore((max_lag + 1) * prompts_per_step)
         self.drawn = 0
-        """Prompts started."""
+        """Number of prompts whose rollouts were started."""
         self.consumed = 0
-        """Prompts whose groups were delivered or dropped: a resumed run continues here."""
+        """Number of prompts whose groups were delivered or dropped: a resumed run continues here."""
         self._running, self._started = deque[asyncio.Task[Group]](), asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
 
@@ -89,11 +89,11 @@ class OnlineSource:
                 for number in (n for n, stays in enumerate(keep) if stays and groups[n] is not old[n]):
                     made[number] = self.algorithm.rows(groups[number])
                 waited += time.monotonic() - began
-            # A group with failed rewards has a known signal only after the step has waited for them.
+            # Whether a group with failed rewards carries a signal is known only after the repair.
             while len(keep) < len(groups) and (len(groups) == expected or not failed([groups[len(keep)]])):
                 made.append(self.algorithm.rows(groups[len(keep)]))
                 keep.append(bool(made[-1]) or expected >= most)
-                if not keep[-1]:  # its slot goes to a further prompt that this step waits for, so none is left running
+                if not keep[-1]:  # this step waits for one more prompt instead, which takes the slot
                     expected += 1
                     self.slots.release()
         trained = tuple(group for group, whether in zip(groups, keep, strict=True) if whether)

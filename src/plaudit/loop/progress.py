@@ -22,7 +22,7 @@ class Delivery:
     epoch: int
     """1-based."""
     epochs_done: float = 0.0
-    """Passes over the data by the end of this delivery, with the last one's part; a delivery may complete several."""
+    """Passes over the data by the end of this delivery, with fractions; one delivery may complete several passes."""
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""

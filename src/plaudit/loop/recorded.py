@@ -64,7 +64,7 @@ class RecordedRun:
         self.steps = 0
         """Number of complete steps."""
         self._places: dict[int, int] = {}  # offset of a group's line in the file, by the group's index
-        self._line: tuple[int, dict[int, Any]] = (-1, {})  # the line read last: groups are asked for in order
+        self._line: tuple[int, dict[int, Any]] = (-1, {})  # groups of the last line read: they are asked for in order
         try:
             for place, content in _lines(path):
                 self.threads = int(content.get("threads", self.threads))

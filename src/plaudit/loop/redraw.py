@@ -23,13 +23,13 @@ from plaudit.runtime.worker import AnswersLost
 from plaudit.types import Group, Prompt
 
 TRIES = 3
-"""Losses of the same answers, one behind the other, that are too many: the run then goes back to a checkpoint."""
+"""After this many losses of the same answers in a row, the run goes back to a checkpoint."""
 Lost = Callable[[Sequence[Group]], Awaitable[Sequence[int]]]
-"""Keeps groups' answers for a step that learns from them; gives the numbers of those that are lost."""
+"""Pins groups' answers for the step that learns from them; returns the indices of groups whose answers are lost."""
 
 
 class LastingRollouter(Rollouter):
-    """A `Rollouter` that asks again if answers are lost before they are scored. Raises AnswersLost after TRIES."""
+    """A `Rollouter` that samples again if answers are lost before they are scored. Raises AnswersLost after TRIES."""
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
         for _ in range(TRIES - 1):
@@ -63,8 +63,8 @@ class LastingSource(OnlineSource):
         return replace(delivery, batch=batch, groups=tuple(groups), stats=stats)
 
     async def _redrawn(self, delivery: Delivery) -> list[Group]:
-        """Return the delivery's groups, with newly drawn groups in place of lost ones, until none is lost. Hold answers
-        of dropped groups too, for hooks, but do not draw them again."""
+        """Return the delivery's groups after drawing lost ones again, until none is lost. Answers of dropped groups are
+        pinned too, for hooks, but are not drawn again."""
         groups, count = [*delivery.groups, *delivery.dropped], len(delivery.groups)
         for losses in itertools.count(1):
             if not (gone := [number for number in await self.lost(groups) if number < count]):

@@ -25,7 +25,7 @@ from plaudit.runtime.worker import AnswersLost, WorkerLost
 from plaudit.support.errors import Ended
 
 ROLLBACKS = 1
-"""A run whose values are not finite again, at the lower rate, needs a person: one more would only cost time."""
+"""Most rollbacks of a run. If values are not finite again at the lower rate, a person should look at it."""
 
 
 class Restart:
@@ -42,13 +42,13 @@ class Restart:
         steps: int,
         say: Callable[[str], None],
     ):
-        """`longest`: tokens of the longest row; if passes that small run out of memory, the run ends. `steps`: those of
-        the run."""
+        """`longest`: tokens of the longest row; if passes that small run out of memory, the run ends. `steps`: the
+        run's number of steps, for messages."""
         self.store, self.resume, self.longest, self.steps, self.say = store, resume, longest, steps, say
         self.rollback_rate, self.passes = learn.rollback_rate, (learn.micro_tokens, learn.score_tokens)
-        """`passes`: tokens of a pass with gradients, and without."""
+        """`passes`: most tokens of a pass with gradients, and of one without."""
         self.mirrors, self.mirrored = MIRRORS in runtime.mesh, False
-        """`mirrors`: other nodes keep copies of the ranks' state. `mirrored`: ranks go on from what these have."""
+        """`mirrors`: other nodes keep copies of the ranks' state. `mirrored`: the next start tries these first."""
         self.restored = False
         """True once the run has continued from `resume`: later checkpoints are from this process."""
         self._now = Progress()
@@ -78,8 +78,8 @@ class Restart:
         return progress
 
     def after(self, error: Exception, failures: Callable[[WorkerLost], None]) -> None:
-        """Choose and report where the run continues after an error of GOES_BACK. Raises the error that ends the run, if
-        one does, with a note that names the newest checkpoint. `failures` counts lost ranks and may raise."""
+        """Choose and report where the run continues after an error of `train.GOES_BACK`. If it cannot continue, raise
+        an error with a note that names the newest checkpoint. `failures` counts lost ranks and may raise."""
         before = error.suspect if isinstance(error, NonFiniteError) else None
         try:
             how = self._changed(error, failures)
@@ -98,7 +98,7 @@ class Restart:
         self.say(f"{what}; continuing from {mirrored}{self.resume or 'the start'}{how}")
 
     def _changed(self, error: Exception, failures: Callable[[WorkerLost], None]) -> str:
-        """Change passes or learning rates if the error asks for it; return text about it. Raises what ends the run."""
+        """Halve pass sizes or lower learning rates, as the error needs; return text about it. Raise to end the run."""
         if isinstance(error, WorkerLost):
             if not isinstance(error, AnswersLost):
                 failures(error)

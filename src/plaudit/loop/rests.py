@@ -10,8 +10,8 @@ from plaudit.types import Group, Prompt, Stats
 
 
 class Rests:
-    """Wraps a source of groups, and is the hook that reports the seconds without any rollout since the previous
-    step."""
+    """Wrap a source of groups to measure when no rollout runs. As a hook, report these seconds since the previous
+    step as `time/rollout_idle`."""
 
     def __init__(self, groups: Groups):
         self.groups = groups
@@ -36,7 +36,7 @@ class Rests:
         return {"time/rollout_idle": rested}
 
     def _count(self) -> None:
-        """If no rollout runs, add the idle seconds that are not counted yet."""
+        """If no rollout runs, add the seconds since the last count, or since the last rollout ended."""
         if self._since is not None:
             now = time.monotonic()
             self._rested, self._since = self._rested + now - self._since, now

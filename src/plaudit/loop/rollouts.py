@@ -19,10 +19,10 @@ from plaudit.types import Group, Prompt, Stats
 
 
 class Rollouts:
-    """`rests` gives the groups of prompts, and is a hook; `outage` waits for the failed rewards of groups."""
+    """Rollouts of a run: `rests` samples a prompt's group, and is a hook; `outage` waits for failed rewards."""
 
     def __init__(self, *given: Any, settings: RolloutSettings, seed: int, stop: list[int], say: Callable[[str], None]):
-        """`given`: as for a `Rollouter`. When `stop` holds a signal, waiting ends with Stopped."""
+        """`given`: positional arguments of `Rollouter`. When `stop` holds a signal, waiting raises Stopped."""
         self.settings, self.rollouter = settings, LastingRollouter(*given, seed=seed)
         self.rests = Rests(self.rollouter)
         most, patience = settings.max_failed, settings.reward_patience

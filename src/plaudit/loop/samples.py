@@ -30,14 +30,14 @@ DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
 
 SIZE = (450, 45)
-"""Bytes that a record is taken to have beside prompt and reference, and each token in it: rather few, as what then does
-not fit is left out when it is written."""
+"""Estimated bytes of a record besides prompt and reference, and per token of its answer. Low estimates: a record that
+does not fit after all is left out when it is written."""
 
 PART = "\ufffd"
-"""What a tokenizer writes for bytes that do not form a whole character."""
+"""The character that a tokenizer decodes to for bytes that are no whole character (U+FFFD)."""
 
 Key = tuple[int, bytes]
-"""A row: its group and its tokens."""
+"""Key of a row: (group, bytes of its tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class RecordSamples:
             fit[kind], space = _first(groups, space, guaranteed(kind, step))
         wanted = [group.index for group in fit["train"]]
         watched = await self.watched_rows(wanted)
-        with suppress(AnswersLost):  # of a step that has been learned: it goes without a record
+        with suppress(AnswersLost):  # the step is done: if a node's loss took its answers, it has no record
             rows = row_columns(_of_groups(moment.batch, wanted), watched)
             made = {
                 kind: (len(groups), self._records(fit[kind], rows if kind == "train" else {}))
@@ -180,7 +180,7 @@ def row_columns(batch: Batch | None, watched: Iterable[WatchedRows] = ()) -> dic
 
 
 def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yield each row's key and its part of each column."""
+    """Yield each row's key (group, tokens) and its part of each column."""
     flat, place = tokens.numpy(), 0
     plain = [None if column is None else _short(column.detach().numpy()) for column in columns]
     for index, length in zip(group.tolist(), lengths.tolist(), strict=True):
@@ -229,7 +229,7 @@ def _answer(response: Response) -> dict[str, Any]:
 
 
 def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> dict[str, Any]:
-    """Return an answer's fields by token and mean advantage, if any; each token's advantage only if they differ."""
+    """Return an answer's per-token fields, and its mean advantage if known; advantages by token only if they differ."""
     completion, count = response.completion, len(response.tokens)
     found: dict[str, Any] = {
         "advantage": None,

@@ -16,7 +16,7 @@ SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """How often something happens; what is due first counts. All None: never."""
+    """How often something happens: whichever of these intervals ends first. All None: never."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -81,8 +81,8 @@ class SaveSettings(EverySettings):
     keep: int = setting(2, least=0)
     """Number of checkpoints to keep, the newest ones; 0 keeps all."""
     to: str | None = None
-    """An fsspec address to which checkpoints are copied, such as s3://bucket/runs: those of a run to the folder of its
-    name there. A resume fetches what is not here. Null: they are in the run's folder only."""
+    """An fsspec address to which checkpoints are copied, such as s3://bucket/runs; each run gets a folder of its name
+    there. A resume fetches what the run's own folder lacks. Null: checkpoints are in the run's folder only."""
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
@@ -98,7 +98,7 @@ class EvaluateSettings(EverySettings):
     """Evaluation on the validation data during training."""
 
     limit: int = setting(256, least=1)
-    """Most validation items of one evaluation, the first ones."""
+    """Evaluate on this many validation items at most, the first of the data."""
     best: str | None = None
     """Figure of an evaluation (loss, accuracy, reward/mean) whose best checkpoint is kept and is the run's model."""
     patience: int | None = setting(None, least=1)

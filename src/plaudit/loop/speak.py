@@ -1,6 +1,6 @@
 """A hook that prints lines of steps, and each health warning once.
 
-figures of a step -> Health -> health.jsonl, every step that has a sign -> the terminal, words that are new
+figures of a step -> Health -> signs of trouble -> health.jsonl: every step with one; the terminal: new warnings
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from plaudit.types import Stats
 
 
 class Speak:
-    """Print a step's line every `every` steps and after an evaluation. Print every new health warning, and send it to
-    trackers; record each step that has a sign. At the end print each sign with its steps."""
+    """Print a step's line every `every` steps and after an evaluation. Print each new health warning, and send it to
+    trackers. Record every step with a sign of trouble (`monitor/health.py`); list the signs at the end."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Speak:
         every: int,
         earlier: Iterable[Mapping[str, Any]] = (),
     ):
-        """`earlier`: the records that `alarms` has from steps before a resume."""
+        """`alarms` writes health.jsonl; `earlier` are its records of steps before a resume."""
         self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every
         self.track, self.ledger = track, Ledger(earlier)
 
