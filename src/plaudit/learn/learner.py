@@ -30,7 +30,7 @@ from plaudit.models.boxes import Keep, write_boxes
 from plaudit.types import Role, Stats
 
 TOO_LONG = "too_long/max"
-"""Name of a rank's figure for the tokens of a unit that does not fit."""
+"""Figure by which a rank tells others how many tokens a unit has that does not fit in memory."""
 
 
 class Learner(Scorer):
@@ -53,7 +53,7 @@ class Learner(Scorer):
         waits: bool = False,
         keep: Keep = write_boxes,
     ):
-        """A rank's models share `passes`. With `waits`, masters and moments are in host memory. `keep` writes boxes."""
+        """A rank's models share `passes`. `waits`: masters and moments stay in host memory. `keep` saves boxes."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
         self.loss, self.halt, self.settings, self.keep = loss, halt, settings, keep

@@ -18,7 +18,7 @@ from plaudit.learn.sharding import local
 
 
 def moving(member: Scorer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what steps change of `member` on this rank: tensors and plain values. Tensors are its own, not copies."""
+    """Return this rank's state of `member` that steps change: tensors (its own, not copies) and plain values."""
     if not isinstance(member, Learner):
         return {name: local(parameter).detach() for name, parameter in member.model.named_parameters()}, {}
     masters = {f"{MASTER}/{name}": master.detach() for name, master in member.optimizer.masters.items()}

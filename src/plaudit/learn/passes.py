@@ -27,11 +27,11 @@ LEARNING = (
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Cutting = Callable[[int], Sequence[Batch]]
-"""Cuts a batch into parts of so many tokens."""
+"""Cuts a batch into parts of at most the given number of tokens."""
 
 
 class UnitTooLong(OutOfMemory):
-    """Memory does not hold a pass over one unit (a row, or a pair)."""
+    """A pass over a single unit (a row, or a pair of rows) does not fit in memory."""
 
     def __init__(self, tokens: int, advice: str):
         super().__init__(f"memory does not hold a pass over one unit of {tokens} tokens (a row, or a pair). {advice}")
@@ -43,13 +43,13 @@ class UnitTooLong(OutOfMemory):
 
 @dataclass
 class TokenBudget:
-    """The most tokens of a pass of one kind."""
+    """Limit on the tokens of one pass, for passes of one kind (with or without gradients)."""
 
     tokens: int
     advice: str
     """Advice for the error: other settings that help."""
     times: int = 1
-    """How many times learn.micro_tokens they are."""
+    """The limit in the settings as a multiple of learn.micro_tokens, for messages."""
 
     def __post_init__(self) -> None:
         self.asked = self.tokens

@@ -33,9 +33,9 @@ class Ranks(Protocol):
     rank: int
     world: int
     alike: int
-    """As many neighbours have the same rows, and the same figures."""
+    """Number of neighbouring ranks that get the same rows, and so have the same figures."""
     group: dist.ProcessGroup | None
-    """None: the default one."""
+    """The torch.distributed group of these ranks; None for the default group."""
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over ranks, with equal bits on all ranks."""
@@ -157,8 +157,8 @@ class Together:
 
 
 def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> bool:
-    """Run `work` on the rank with `first`, while the others wait in the collective `most`. If it fails, raise its error
-    on that rank and return False on the others; otherwise return True on all."""
+    """Run `work` on the rank where `first` is True, while others wait in the collective `most` (`Ranks.most`). If it
+    fails, raise its error on that rank and return False on the others; otherwise return True on all."""
     failed: Exception | None = None
     if first:
         try:

@@ -26,25 +26,25 @@ from plaudit.models.base import LanguageModel
 from plaudit.types import Role
 
 WORTH = 0.97
-"""Prefixes are shared if at most this share of the tokens is left: gathers cost time too."""
+"""Common prefixes are computed once only if at most this share of the tokens remains: gathers cost time too."""
 
 
 class Inputs(NamedTuple):
     """The inputs of a forward pass. Each pipeline stage makes them from the batch, and so knows the states' shapes."""
 
-    tokens: Tensor  # (n,), those of this rank
+    tokens: Tensor  # (n,), this rank's tokens of the pass
     context: Packed
-    read: Tensor  # (m,), their places among these
-    mine: Tensor  # (k,), which of the places that are read are this rank's
-    at: Tensor  # (k,), where these are among the m
+    read: Tensor  # (m,), indices into `tokens` whose hidden states the model returns, with padding
+    mine: Tensor  # (k,), which of the batch's reads are this rank's
+    at: Tensor  # (k,), the indices of these reads in `read`
 
 
 @dataclass(frozen=True)
 class Readout:
     places: Callable[[Batch], Tensor]
-    """The tokens whose hidden states are read."""
+    """Returns the indices of the tokens whose hidden states are read."""
     finish: Callable[[LanguageModel, Batch, Inputs, Tensor, float], Output]
-    """From the states of a rank's reads, (m, width)."""
+    """Turns the hidden states at this rank's `read`, (m, width), into the role's outputs."""
 
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
         """Run the model. `temperature` divides a policy's logits. `share`: compute common prefixes of rows once."""
@@ -70,7 +70,7 @@ class Work(Generic[Result_co]):
     finish: Callable[[Output, Batch], tuple[Tensor | None, Result_co]]
     trains: bool = False
     clear: Callable[[], None] = lambda: None
-    """Undoes parts that are done again."""
+    """Discards what earlier parts added, such as gradients, before all parts are computed again."""
 
     def __call__(self, part: Batch) -> Result_co:
         part = part.to(self.device)

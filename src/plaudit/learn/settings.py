@@ -9,7 +9,7 @@ from plaudit.support.fields import setting
 
 PRECISIONS = ("float32", "bfloat16")
 SCORED = 2
-"""A pass without gradients keeps no layer's input for a backward pass, and takes this many times the tokens."""
+"""A pass without gradients takes this many times micro_tokens, since it keeps nothing for a backward pass."""
 
 
 @dataclass
@@ -27,14 +27,14 @@ class OptimizerSettings:
     schedule: str = setting("linear", choices=("constant", "linear", "cosine"))
     """How the rate falls to min_ratio."""
     warmup: int | float | str = setting(0.0, least=0, below=1, form="NUMBER steps")
-    """Share of all steps over which the rate rises from 0, or their number."""
+    """Steps over which the rate rises from 0: a share of all steps, or `NUMBER steps`."""
     min_ratio: float = setting(0.0, least=0)
     """Rate at the end, as a share of learning_rate."""
     max_gradient_norm: float = setting(1.0, least=0)
     """Largest norm of the gradient, which is scaled down to it; 0 sets no limit."""
 
     def __post_init__(self) -> None:
-        self.betas = cast(Any, tuple(self.betas))  # a list, where it comes from a file
+        self.betas = cast(Any, tuple(self.betas))  # a list if it was read from a file
 
 
 @dataclass
@@ -67,8 +67,8 @@ class ReferenceSettings:
     path: str | None = None
     """Checkpoint of the reference, with the policy's tokenizer; null takes the policy as it starts."""
     ema: float = setting(0.0, least=0, most=1)
-    """After every step, move the reference this far towards the policy (0.001 is usual). 0 keeps it frozen, as TRL and
-    InstructGPT do."""
+    """After every step, move the reference by this share of the way towards the policy (0.001 is usual). 0 keeps it
+    frozen, as TRL and InstructGPT do."""
 
 
 @dataclass

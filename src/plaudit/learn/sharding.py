@@ -31,25 +31,25 @@ from plaudit.types import Stats
 
 Result = TypeVar("Result")
 Spec = tuple[torch.dtype, Shape]
-"""Of a whole tensor."""
+"""Dtype and shape of a whole tensor."""
 
 
 class Within(NamedTuple):
     """A rank's tensor as a part of a whole one."""
 
     shape: Shape
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     held: tuple[tuple[Box, Tensor], ...]
-    """Boxes of it, and this rank's values of each."""
+    """Pairs: a box of the whole tensor, and this rank's values in it."""
     mine: bool
-    """True if this rank saves it: it is not empty, and no copy of another rank's."""
+    """True if this rank saves it: its part is not empty, and no other rank saves the same values."""
 
 
 class Placement(Protocol):
     """Where a model's parameters are. All ranks must make the same calls in order, and equally many forward passes."""
 
     ranks: Ranks
-    """Those with the same part of the model, and other rows."""
+    """The ranks that have the same part of the model as this one, and other rows of the batch."""
     rounds: bool
     """True if parameters are kept in float32 and computed with in a lower precision."""
 
@@ -68,7 +68,7 @@ class Placement(Protocol):
         ...
 
     def passes(self, count: int) -> int:
-        """Return the number of forward passes that this rank must make if it needs `count` itself."""
+        """Return how many forward passes this rank must make, at least the `count` that its own rows need."""
         ...
 
     def accumulate(self, more: bool) -> None:
@@ -88,7 +88,7 @@ class Placement(Protocol):
         ...
 
     def settle(self) -> None:
-        """Call after forward passes that no backward pass follows."""
+        """Call after forward passes that no backward pass follows, to free weights that they gathered."""
         ...
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
@@ -270,7 +270,7 @@ def _place(tensor: Tensor) -> str:
 def finite(tensors: Iterable[Tensor]) -> bool:
     """True if all numbers are finite. Each tensor is read once, for its norm, and again only if this is not finite,
     since a sum of finite squares can overflow."""
-    held = sorted((one for one in tensors if one.numel()), key=_place, reverse=True)  # a GPU's before the host's
+    held = sorted((one for one in tensors if one.numel()), key=_place, reverse=True)  # the GPU's before the host's
     if not held:
         return True
     each = [norm for _, some in groupby(held, _place) for norm in torch._foreach_norm(list(some))]

@@ -25,11 +25,11 @@ class Grid(NamedTuple):
     """The ranks of the data axis, arranged as replicas that are each sharded over several ranks (HSDP)."""
 
     shards: Ranks
-    """Those of this replica, each with other rows of the weights."""
+    """The ranks of this replica; each has other rows of the weights."""
     copies: Ranks
-    """Those of other replicas with the same rows, and this one."""
+    """The ranks, one of each replica, that have the same rows of the weights as this one."""
     numbers: Sequence[Sequence[int]]
-    """All of them, replica by replica, by their numbers among all ranks; () for one replica."""
+    """Rank numbers of the data axis, one sequence for each replica; () if there is one replica."""
 
     def mesh(self, device: torch.device) -> Any:
         """Return this arrangement as the DeviceMesh that FSDP2 takes."""

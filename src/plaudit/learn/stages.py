@@ -34,7 +34,7 @@ from plaudit.models.layout import Layout
 from plaudit.types import Stats
 
 EARLY = 1
-"""Passes by which a receive is posted before the pass that needs it."""
+"""A receive is posted this many passes before the pass that needs its tensor."""
 
 
 class Staged(Around):
@@ -120,14 +120,14 @@ class Passing(Generic[Result_co]):
         self.stage = (line.rank, line.world, model.stage.mesh.spans)
         self.turns = turns(*self.stage[1:], len(parts), trains=work.trains)[line.rank]
         self.idle = 0.0
-        """Seconds in which it waited."""
+        """Seconds for which this stage waited for others."""
         self.results: list[Result_co] = []
         self._inputs: dict[int, tuple[Batch, Inputs]] = {}
         self._rows: dict[int, int] = {}
         self._coming: dict[Turn, tuple[Any, Tensor]] = {}
         self._sent: list[tuple[Any, Tensor]] = []
         self._kept: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
-        """By span and part: its input, whose gradient is sent back, and its output."""
+        """{(span, micro-batch): (input, whose gradient is sent back, output)} of passes without a backward pass yet."""
 
     def run(self) -> list[Result_co]:
         for number, turn in enumerate(self.turns):

@@ -34,19 +34,19 @@ class Axes:
     """The ranks that this rank communicates with, by axis of the mesh."""
 
     data: Ranks
-    """Those with the same part of each model and other rows, or other tokens."""
+    """Ranks with the same part of each model, and other rows of a batch or other tokens of its rows."""
     grid: Grid
-    """The same as replicas of shards."""
+    """The ranks of `data`, arranged as replicas that are each sharded."""
     tensor: Ranks
-    """Those with the same rows and other parts."""
+    """Ranks with the same rows, and other parts of each matrix."""
     axis: Axis
-    """The latter, as models see them."""
+    """The ranks of `tensor`, in the form that models take."""
     context: Axis
-    """Those with the same rows, the same part and other tokens."""
+    """Ranks with the same rows and the same part of each matrix, and other tokens of these rows."""
     line: Ranks
-    """Those with the same rows and other layers."""
+    """Ranks with the same rows, and other layers: the stages of this pipeline."""
     stage: Stage
-    """The latter, as models see them."""
+    """This rank's place in `line`, in the form that models take: which layers it has."""
 
     @classmethod
     def along(cls, ranks: Ranks, cuts: Mesh, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
@@ -60,7 +60,7 @@ class Axes:
 
         tensor, context, pipeline = cuts.tensor, cuts.context, cuts.pipeline
         numbers = torch.arange(ranks.world).view(pipeline, replicas, -1, tensor)
-        alike = numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (stages times parts, ranks of the data axis)
+        alike = numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (stages * tensor parts, ranks of the data axis)
         data, axis, beside, stage = ranks, ALONE, ALONE, WHOLE
         parts: Ranks = Alone()
         line: Ranks = Alone()

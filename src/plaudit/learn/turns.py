@@ -20,9 +20,9 @@ class Turn(NamedTuple):
 
     backward: bool
     span: int
-    """Which of the stage's spans of layers."""
+    """Index of the span among the stage's spans of layers."""
     part: int
-    """Which micro-batch."""
+    """Index of the micro-batch."""
 
 
 def turns(stages: int, spans: int, parts: int, *, trains: bool = True) -> list[list[Turn]]:

@@ -1,6 +1,6 @@
 """Keep the log-probs and entropies that the learner computes for sampled rows: records show them to people.
 
-    output, batch -> the loss, unchanged -> Seen, until it is taken
+    output, batch -> the loss, unchanged -> WatchedRows, kept until `taken`
 
 This adds no pass. On a GPU, each pass's log-probs, entropies, tokens, lengths and groups are copied to the CPU.
 """
@@ -18,7 +18,7 @@ from plaudit.batch import Batch
 from plaudit.types import Stats
 
 WATCHED = "watched"
-"""Name of a rank's part."""
+"""Name of the part of a rank that is its `Watched`."""
 
 
 @dataclass(frozen=True, slots=True)
