@@ -1,4 +1,4 @@
-"""Check weights for an engine with its own copy: not older, of its model and as sent; then that the engine holds them.
+"""Check the weights that an engine with its own copy receives: version, model and digest; then that it holds them.
 
     weights, version, digest as sent -> check -> take -> copied into the engine -> check_held
 
@@ -22,7 +22,7 @@ from plaudit.weights.pieces import WeightsError, digest_of_pieces
 
 @runtime_checkable
 class Ordered(Protocol):
-    """An engine, or its checks of weights, that refuses weights older than its own."""
+    """An engine, or the check of its weights, that refuses a version older than its own."""
 
     def go_back(self) -> None:
         """Take the next weights whatever their version: the run went back to a checkpoint."""
@@ -30,7 +30,7 @@ class Ordered(Protocol):
 
 
 class Accepted:
-    """The version, names and shapes of the weights that were taken last; `version` is None before the first."""
+    """The version, names and shapes of the weights that an engine took last; `version` is None before the first."""
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -61,8 +61,8 @@ class Accepted:
 
 @torch.no_grad()
 def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Copy published weights, by stored names, into a decoder: only the boxes that this process holds. A model with
-    adapters takes only these, by our names. Raises ValueError for other names, WeightsError if a copied box differs."""
+    """Copy published weights (by their names in files) into a decoder, only the boxes that this process holds. A LoRA
+    model takes only adapters, by our names. Raises ValueError for other names, WeightsError if a copied box differs."""
     share = model.held()
     if model.lora is not None:
         if set(weights) != set(share.layout.adapters):
@@ -75,7 +75,7 @@ def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     if odd := [name for name, shape in share.layout.stored.items() if shapes[name] != tuple(shape)]:
         fault = f"{odd[0]} has shape {shapes[odd[0]]}, the model's {share.layout.stored[odd[0]]}"
         raise ValueError(f"These are not the model's weights: {fault}.")
-    for one, tensor in share.slices():  # one by one: what came in pieces takes memory while it is whole
+    for one, tensor in share.slices():  # one by one: a tensor that came in pieces takes memory while it is whole
         own = tensor.t() if one.transposed else tensor
         own.copy_(box_of(weights, one))
         check_held({one.name: own}, {one.name: box_of(weights, one)})

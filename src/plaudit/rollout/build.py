@@ -37,7 +37,7 @@ def build_engine(
         return VllmEngine.of(model, tokenizer, slots=slots, settings=vllm, say=say)
     if copy:
         model = copying.deepcopy(model).requires_grad_(False)
-        merge_lora(model)  # published weights are merged ones
+        merge_lora(model)  # published weights have adapters merged
     if isinstance(model, Decoder):
         graphs = CudaGraphs if graphs_wanted() and model.device.type == "cuda" else None
         return NativeEngine(model, tokenizer, slots=slots, recorder=graphs)

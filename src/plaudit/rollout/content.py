@@ -1,4 +1,4 @@
-"""What packed weights hold for an engine: all weights, or only the adapters of a model that is already here.
+"""What packed weights hold for an engine: all weights, or only the LoRA adapters of a model that is already here.
 
 PackedWeights of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
                                              or the adapters, if the engine computes on that very model
@@ -19,8 +19,8 @@ from plaudit.weights.pieces import Piece, WeightsError, digest_of_pieces
 
 
 def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
-    """Return the digest of the base model (all parameters but adapters, by our names), of which each process holds one
-    `share`. `total` is as in `digest_of_pieces`."""
+    """Return the digest of the frozen base model beneath the adapters (parameters by our names), of which each process
+    holds one `share`. `total` is as in `digest_of_pieces`."""
     held = ((one, values) for one, values in share.slices() if one.first)
     shapes = share.layout.parameters
     pieces = [Piece(one.ours, shapes[one.ours], one.start, values, share.dtype) for one, values in held]
@@ -31,12 +31,12 @@ class Content:
     """How packed weights of the whole model are checked and given to an engine. It holds no weights itself."""
 
     def check(self, beneath: str) -> None:
-        """Raise WeightsError if the engine cannot load weights with this `beneath` (as in `PackedWeights`)."""
+        """Raise WeightsError if these weights cannot be loaded. `beneath`: digest of adapters' base model, or ""."""
         if beneath:
             raise WeightsError("These are only adapters, and the engine has no base model for them: set model.lora.")
 
     def check_model(self) -> None:
-        """Raise WeightsError if the frozen base model has changed, by a digest of all of it. Here there is none."""
+        """Raise WeightsError if the frozen base model's digest has changed. Do nothing if there is no base model."""
 
     def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the argument of `Engine.load` for these weights."""

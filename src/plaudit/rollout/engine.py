@@ -26,7 +26,7 @@ class Sampler(Protocol):
     loop at a time.
     The implementer promises: a sample depends on its seed, the prompt and the weights, not on other requests;
     log-probs are those of the distribution drawn from (`Sampling` says which); every token carries the version of the
-    weights that drew it; an error reaches every caller that waits; a cancelled `generate` gives its place back.
+    weights that drew it; an error is raised in every waiting call; a cancelled `generate` frees its slots.
     """
 
     @property
@@ -40,7 +40,7 @@ class Sampler(Protocol):
 
 
 class Loadable(Protocol):
-    """Takes weights, and gives memory up for others.
+    """Loads weights, and frees device memory while others (such as the learner) use it.
 
     The caller promises: no `sleep` while a `generate` is unanswered; `load` only with complete weights, under their
     own version.
@@ -56,11 +56,11 @@ class Loadable(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give up device memory that `wake` can restore."""
+        """Free device memory that `wake` can allocate again."""
         ...
 
     def wake(self) -> None:
-        """Get ready for `generate` again."""
+        """Allocate that memory again, so that `generate` can be called."""
         ...
 
     def close(self) -> None:

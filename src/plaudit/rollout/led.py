@@ -38,13 +38,13 @@ from plaudit.weights.pieces import WeightsError
 log = logging.getLogger(__name__)
 
 IDLE = timedelta(days=365)
-"""Followers wait for the next command as long as nothing is asked. A lost leader ends their wait at once."""
+"""Time-out of a follower's wait for the next command. The loss of the first process ends the wait at once."""
 Command = list[Any]
-"""A word that `Follower` knows, and its arguments, as JSON has them."""
+"""[name of a command that `Follower` knows, its arguments], as JSON values."""
 
 
 class CommandChannel:
-    """A gloo group in which the first process sends commands to the others. All processes must create it together."""
+    """A gloo process group in which rank 0 sends commands to the others. All ranks must create it together."""
 
     def __init__(self, axis: Axis):
         self.axis = axis
@@ -151,7 +151,7 @@ class Follower:
         raise RuntimeError("This process follows: the first one of its worker answers.")
 
     async def drain(self) -> None:
-        """Do nothing: only the first process has requests."""
+        """Do nothing: requests are only in the first process, whose own `drain` waits for them."""
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Keep these weights until the first process takes its own."""

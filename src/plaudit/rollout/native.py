@@ -88,7 +88,7 @@ class NativeEngine(QueuedEngine):
         return self.decoding.table
 
     def _forget(self) -> None:
-        self._first: dict[int, Tensor] = {}  # logits (vocab,) after a prompt whose samples still wait, by its identity
+        self._first: dict[int, Tensor] = {}  # id(prompt) -> logits (vocab,) for its waiting samples
         self.decoding.forget()
 
     def _withdraw(self, drafts: Collection[Draft]) -> None:
@@ -133,7 +133,7 @@ class NativeEngine(QueuedEngine):
         return new
 
     def _begun(self, table: Table, running: int, admission: Admission, logits: Tensor) -> Tensor:
-        """Return a row of logits per active draft; joining drafts of a prompt share it. Keep it for one that waits."""
+        """Return a row of logits per active draft, copied for drafts of one prompt and kept for those that wait."""
         prompts = [id(table.drafts[row].prompt) for row in admission.fresh]
         first = self._first | dict(zip(prompts, logits[running:], strict=True))
         waits = id(self._queue.waiting[0].prompt) if self._queue.waiting else 0
@@ -144,7 +144,7 @@ class NativeEngine(QueuedEngine):
 
     def _collect(self, table: Table, logits: Tensor) -> None:
         """Sample a token for each row and store it; answer and remove ended rows. Raises FloatingPointError for a
-        log-prob that is not finite. If no row begins or ends and top-p is 1, only `news` waits for the device."""
+        log-prob that is not finite. If no row begins or ends and top-p is 1, the host waits for the device once."""
         rows, n = table.rows, len(table.drafts)
         emitted = rows.emitted[:n]
         place = emitted[:, None].clone()

@@ -28,7 +28,7 @@ from plaudit.weights.transport import Shipment
 
 
 class WeightsRefused(WorkerLost):
-    """The worker was ended because it refused the weights, or confirmed another version or digest than the sent one."""
+    """A worker that was ended: it refused the weights, or reported another version or digest than was sent."""
 
 
 class Pool:
@@ -62,11 +62,11 @@ class Pool:
             say=say,
         )
         self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()
-        """Active while a worker, named, samples."""
+        """`doing(worker's name, phase)` is entered while the worker samples, to record it."""
         self._open = 0
         self._shipment: Shipment | None = None
         self.awake = asyncio.Event()
-        """Cleared from `sleep` to `wake`."""
+        """Cleared by `sleep`, set by `wake`."""
         self.awake.set()
         self._joining = 0
         self.attempt = 0
@@ -185,7 +185,7 @@ class Pool:
         """Start a worker and give it the newest weights."""
         worker = await self._start(number)
         try:
-            with self.joining():  # nothing runs between its start and here
+            with self.joining():  # no other task runs between the worker's start and this line
                 await self._brought_up(worker)
         except Exception:
             worker.kill()
@@ -199,7 +199,7 @@ class Pool:
             try:
                 for lost in (await self._delivered(shipment, worker)).values():
                     raise lost
-            except SenderLost:  # `publish` finds out too, and sends others
+            except SenderLost:  # `publish` gets the same error, and sends other weights
                 if shipment is self._shipment:
                     await asyncio.sleep(0.2)
                 continue

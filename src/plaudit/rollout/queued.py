@@ -34,7 +34,7 @@ class Draft:
     """The same list object as in the other samples of its prompt."""
     sampling: Sampling
     limit: int
-    """Tokens that it may have."""
+    """Most tokens of the answer."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Log-probs that have left the device."""
@@ -102,30 +102,30 @@ class QueuedEngine(ABC):
     # What steps are made of
 
     async def _drive(self) -> None:
-        """Takes: drafts, until none is left. Waits for: nothing, but lets others run between steps. Gives: answers."""
+        """Takes: drafts, until none is left. Waits for: nothing, but other tasks run between steps. Gives: answers."""
         while self._queue.under_way or self._queue.open:
             self._advance()
             await asyncio.sleep(0)
 
     @abstractmethod
     def _advance(self) -> None:
-        """Take a step: one or more tokens for each draft under way, and for waiting ones that have room."""
+        """Take a step: sample one or more tokens for each running draft, and for waiting ones that get a slot."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop all state between steps: nothing is under way any more."""
+        """Drop all state that is kept between steps: no draft is running any more."""
 
     @abstractmethod
     def _withdraw(self, drafts: Collection[Draft]) -> None:
-        """Give up these drafts: their callers were cancelled."""
+        """Drop these drafts, since their calls were cancelled."""
 
     def _failed(self, error: BaseException | None) -> None:
-        """Clean up after every caller got `error`, or, if it is None, after all callers were cancelled."""
+        """Clean up after `error` was raised in every waiting call; None: all calls were cancelled."""
         self._forget()
 
     def _begin_again(self, used: int) -> None:
-        """After memory ran out with `used` slots, decode the drafts under way again from their start, with half as many
-        slots. Raises OutOfMemory if `used` was 1."""
+        """After memory ran out with `used` slots, decode all running drafts from their start with half as many slots.
+        Raises OutOfMemory if `used` was 1."""
         self._forget()
         for draft in self._queue.again():
             draft.tokens, draft.logprobs, draft.versions = [], [], []

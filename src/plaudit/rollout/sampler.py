@@ -32,7 +32,7 @@ def uniforms(sampling: Sampling, count: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The sampling settings of a batch's rows as tensors, made again only when the rows change."""
+    """Sampling settings of all rows as tensors. The engine makes them again only when rows begin or end."""
 
     temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
     greedy: Tensor | None  # (n,) bool; None if no row is
@@ -83,7 +83,7 @@ def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends
 
 
 def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from whole distributions, or take a greedy row's largest logit; `sample` replaces rows of `draw.filters`."""
+    """Draw from whole distributions; take the largest logit of greedy rows. `sample` redraws rows of `draw.filters`."""
     if sum(len(rows) for _, rows, _ in draw.filters) == len(logits):
         return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
     probs = logits.softmax(dim=-1)

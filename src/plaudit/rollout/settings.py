@@ -27,11 +27,11 @@ class VllmStart(VllmSettings):
     """The arguments that vLLM is started with: its settings, and values that follow from the run's other settings."""
 
     dtype: str = "auto"
-    """auto is the model's own, of learn.precision: log-probs of another differ from the learner's by up to 0.05."""
+    """auto: the dtype of learn.precision. With another dtype log-probs differ from the learner's by up to 0.05."""
     max_length: int | None = None
     """Longest prompt and answer together, in tokens; None: the model's positions. The cache must hold all of them."""
     sleeps: bool = True
-    """True if `sleep` frees memory."""
+    """True if the engine must free device memory in `sleep`, because a learner uses the same device."""
     devices: int = 1
     """Processes of vLLM that share each matrix (its tensor_parallel_size)."""
 
@@ -82,7 +82,7 @@ class RolloutSettings(DrawSettings):
     """How answers are drawn from the policy."""
 
     engine: str = setting("native", choices=ENGINES)
-    """native computes on the learner's weights (on a copy, with lag); vllm holds its own (docs/vllm.md)."""
+    """native samples with the learner's weights (with max_lag, a copy of them); vllm has its own (docs/vllm.md)."""
     vllm: VllmSettings = field(default_factory=VllmSettings)
     prompts_per_step: int = setting(32, least=1)
     """Prompts of one training step (each has the method's number of samples)."""
@@ -94,14 +94,14 @@ class RolloutSettings(DrawSettings):
     """Number of rollout workers; more than one needs runtime=ray. With [2, 6] a run starts with two and uses up to six
     while nodes have room for them."""
     max_lag: int = setting(0, least=0)
-    """Most policy versions that a sample may be old; 0 is synchronous."""
+    """Largest number of policy versions by which a sample may be older than the policy; 0 is synchronous."""
     interrupt: bool = True
-    """With max_lag: continue running answers with new weights. False finishes them with the old weights first, and
-    starts no others meanwhile."""
+    """With max_lag: load new weights while answers are being decoded, and continue these with them. False finishes
+    them with the old weights first, and starts no others meanwhile."""
     max_failed: float = setting(0.1, least=0, most=1)
     """Share of a step's rewards that may fail; their answers are masked. Above it, training pauses and asks again."""
     reward_patience: float = setting(1800.0, least=0, unit="seconds")
-    """Longest pause for rewards whose failure may pass; after it the run ends, saved."""
+    """Longest pause for rewards that failed transiently, such as of a server; after it the run saves and ends."""
     record: bool = False
     """Record what each step learns from in the run's folder, for a replay."""
     replay: str | None = None

@@ -44,7 +44,7 @@ class WholeReader:
 
 
 class CachedReader:
-    """Computes the same with transformers' KV cache. Between calls a sequence grows by one token or has ended."""
+    """Computes the logits of `WholeReader` by a KV cache. Between calls a sequence grows by one token or has ended."""
 
     def __init__(self, model: Fallback):
         self.model = model

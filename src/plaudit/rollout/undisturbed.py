@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """On exit, restore the CPU random states of Python, NumPy and torch, torch.set_num_threads and the thread count."""
+    """On exit, restore CPU random states (Python, NumPy, torch), the function torch.set_num_threads, and its count."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:

@@ -35,7 +35,7 @@ from plaudit.types import Completion, Sampling
 from plaudit.weights.pieces import WeightsError
 
 CACHE_AND_WEIGHTS = 2
-"""vLLM's level of sleep that keeps neither: the next update brings the weights back anyway."""
+"""vLLM's sleep level that frees KV cache and weights: the next update sends the weights anyway."""
 
 
 class VllmEngine(QueuedEngine):
@@ -55,7 +55,7 @@ class VllmEngine(QueuedEngine):
         say: Callable[[str], None] = lambda text: None,
     ):
         self.settings = settings or VllmStart()
-        self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
+        self._weights = any(folder.glob("*.safetensors"))  # True once it has weights
         self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
         config = self._engine.model_config
         # vLLM refuses an end token that the model cannot draw, such as a family's default in a smaller vocabulary.
@@ -66,7 +66,7 @@ class VllmEngine(QueuedEngine):
         self._accepted = Accepted()
         self._engine.set_weight_version("0")
         self._held = self.held()
-        self._drafts: dict[str, Draft] = {}  # under way, by vLLM's name for each
+        self._drafts: dict[str, Draft] = {}  # running drafts by vLLM's request id
         self._keys = itertools.count()
 
     @classmethod
@@ -116,7 +116,7 @@ class VllmEngine(QueuedEngine):
         self._accepted.check(weights, version, sent=sent)
         if self._weights:
             self.confirm()
-        self._weights = False  # until all of what follows has succeeded
+        self._weights = False  # until the load below has succeeded
         if self.settings.devices == 1:
             self._everywhere(reload, weights)
         else:
@@ -209,7 +209,7 @@ class VllmEngine(QueuedEngine):
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """With several processes, raise any error as OutOfStep: without the failed one, the others are of no use."""
+        """With several processes, raise any error as OutOfStep: if one has failed, all have to be replaced."""
         try:
             yield
         except Exception as error:

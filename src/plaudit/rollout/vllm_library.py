@@ -23,12 +23,12 @@ from plaudit.rollout.undisturbed import undisturbed
 from plaudit.types import Sampling
 
 SERIES = "0.32"
-"""Minor versions differ in how weights reach a running engine."""
+"""The only supported minor version: others differ in how weights reach a running engine."""
 CPU_BLOCK = 32
 """Tokens of a cache block on a CPU, where its kernels take multiples of this; on a GPU vLLM chooses."""
 CPU_CACHE, CPU_CACHE_GIB = "VLLM_CPU_KVCACHE_SPACE", 0.25
-"""vLLM's own variable for the cache's size on a CPU, and the size without it: on a CPU models are small, and the native
-engine is faster."""
+"""vLLM's variable for the size of the KV cache on a CPU, and its value (GiB) if the user sets none: models on a CPU are
+small, and the native engine is faster there."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
     "VLLM_NO_USAGE_STATS": "1",
@@ -70,8 +70,8 @@ def start(
             enforce_eager=cpu or not graphs_wanted(),
             max_model_len=settings.max_length,
             max_num_seqs=slots,
-            logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
-            enable_prefix_caching=True,  # the answers to one prompt share its whole blocks
+            logprobs_mode="processed_logprobs",  # of what is drawn from; the default ignores temperature
+            enable_prefix_caching=True,  # answers to one prompt share its full KV blocks
             enable_sleep_mode=settings.sleeps and not cpu,
             async_scheduling=False,  # a token's version is exact if no step is under way when weights change
             disable_log_stats=True,
@@ -212,7 +212,7 @@ def prepare() -> None:
         raise ImportError(_missing(f"which does not import on {socket.gethostname()} ({error})")) from error
     if not vllm.__version__.startswith(f"{SERIES}."):
         raise ImportError(_missing(f"{socket.gethostname()} has {vllm.__version__}"))
-    compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # which torch read when it was imported
+    compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # torch has read it at import
 
 
 def _check_transformers() -> None:

@@ -16,7 +16,7 @@ from plaudit.compute.digest import digest
 from plaudit.weights.pieces import WeightsError
 
 Lent = tuple[torch.UntypedStorage, int]
-"""Memory that was given up, and its size in bytes."""
+"""(a storage whose memory was freed, its size in bytes before)."""
 
 
 def reload(worker: Any, weights: Mapping[str, Tensor] | str) -> None:
@@ -62,7 +62,7 @@ def held(worker: Any) -> str:
     model = worker.model_runner.get_model()
     found = dict(model.named_parameters())
     for name, layer in _packed(model):
-        here = vars(layer).get("input_size_per_partition")  # of layers whose columns are shared
+        here = vars(layer).get("input_size_per_partition")  # layers whose columns several processes share
         size = layer.weight.shape[1] if layer.weight.numel() else here or layer.input_size
         probe = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
         found[f"{name} applied"] = layer.cpu_linear(probe[None], layer.weight, None)

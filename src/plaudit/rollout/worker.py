@@ -25,7 +25,7 @@ from plaudit.weights.packed import PackedWeights, unpack
 
 
 class OutOfDateError(RuntimeError):
-    """The call belongs to an attempt that the run has given up."""
+    """The call belongs to an earlier attempt: the run has gone back to a checkpoint since."""
 
 
 class RolloutWorker:
@@ -45,7 +45,7 @@ class RolloutWorker:
         self.attempt = 0
         self._accepted = Accepted()
         self._held: list[PackedWeights] = []
-        """The newest weights as they came, if the next ones may be sent as their changes."""
+        """The newest weights in packed form, kept if the next version may be sent as changes to them."""
         self._running: set[asyncio.Task[list[Completion]]] = set()
 
     async def begin(self, attempt: int) -> None:

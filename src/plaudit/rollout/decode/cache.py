@@ -23,14 +23,14 @@ from plaudit.compute.invariant import filled_up
 from plaudit.models.config import DecoderConfig
 
 ALIGNED = 16
-"""Keys are read in multiples of this many, which a GPU's products of low precision need to be fast."""
+"""Keys are read in multiples of this many: fast low-precision matrix products on a GPU need aligned sizes."""
 
 Places = tuple[Tensor, ...]
-"""The places where tokens are written, in the form of one kind of cache; the same in every layer."""
+"""Indices at which tokens are written, in a form that depends on the cache's class; the same in every layer."""
 
 
 class Past(Protocol):
-    """The keys and values that a new token of each of the first n slots sees; the same places in every layer."""
+    """The keys and values that one new token in each of the first n slots attends to, in every layer."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write key and value (n, kv_heads, dim), then attend with query (n, heads, dim), all in the cache's dtype.
@@ -59,7 +59,7 @@ class Cache(ABC):
 
     @abstractmethod
     def places(self, slots: Tensor, positions: Tensor) -> Places:
-        """Return where `write` stores tokens at these slots and positions, both (tokens,)."""
+        """Return the cache's indices for tokens at these slots and positions, both (tokens,), as `write` takes them."""
 
     @abstractmethod
     def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:

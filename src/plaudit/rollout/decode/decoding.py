@@ -1,8 +1,8 @@
-"""The drafts that are decoded side by side, with their cache and their passes through the model.
+"""The drafts (completions being sampled) that are decoded together, their cache and their passes through the model.
 
     drafts that join -> logits of all rows; drawn tokens -> rows; rows that end -> gaps are closed
 
-Left out: who joins, and how tokens are drawn. The engine decides both.
+Left out: which drafts join, and how tokens are drawn. The engine decides both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Admission:
 
 
 class Decoding:
-    """Runs the passes of all drafts, alike in every process with a part of the model. `recorder`: as in `Forward`."""
+    """Runs all drafts' passes, the same in each process that holds part of the model. `recorder`: as in `Forward`."""
 
     def __init__(self, model: Decoder, recorder: Callable[[torch.device], Record] | None = None):
         self.model, self.forward = model, Forward(model, recorder)
@@ -55,7 +55,7 @@ class Decoding:
         return table, logits
 
     def _joined(self, drafts: list[Draft], slots: int) -> Table:
-        """Return the table with these drafts; a new one if it is idle and the model's precision has changed."""
+        """Return the table with these drafts; make a new table if none runs and the model's precision has changed."""
         model, table = self.model, self.table
         if table is None or (not self.running and table.dtype is not model.dtype):
             table = Table(model.sizes, slots, drafts, dtype=model.dtype, device=model.device)
@@ -78,6 +78,6 @@ class Decoding:
         take_weights(self.model, weights)
 
     def forget(self) -> None:
-        """Drop all drafts, and free memory that the next step takes again."""
+        """Drop all drafts, and free the memory of cache and recordings; the next step allocates it again."""
         self.table = None
         self.forward.forget()

@@ -66,7 +66,7 @@ class Forward:
         return logits if stepped is None else torch.cat((stepped, logits))
 
     def _lay_out(self, table: Table, running: int) -> None:
-        """Lay weights out again if they were written to since the last step, or, while no row runs, replaced."""
+        """Lay weights out again if they were written to since the last step, or replaced while no row was running."""
         recorded = self.recorded
         if recorded is not None and (recorded.cache is not table.cache or (not running and recorded.stale())):
             self.recorded = None

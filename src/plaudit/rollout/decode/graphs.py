@@ -27,18 +27,18 @@ Record = Callable[[Step], Step]
 """Runs a step and returns a function that repeats it: the same operations on the same memory, without the Python."""
 
 MANY_ROWS = 64
-"""Up to here rows are rounded up to powers of two, beyond to multiples of this."""
+"""Numbers of rows are rounded up to powers of two up to this number, and to multiples of it beyond."""
 SHORTEST = 128
-"""Sequences are taken to be at least this long."""
+"""Least sequence length for which a step is recorded."""
 TOLERANCE = {torch.float32: 0.01}
 """The relative difference that a row's logits may have between a recorded step and a plain one, whose shapes call other
 kernels. Those of another row would differ by more than 1."""
 TOLERANCE_HALVES = 0.2
-"""The same in lower precision."""
+"""The same limit in lower precision than float32."""
 
 
 def graphs_wanted() -> bool:
-    """Return False if PLAUDIT_CUDA_GRAPHS=off, which is for drivers that have trouble with CUDA graphs."""
+    """True unless PLAUDIT_CUDA_GRAPHS=off is set, as for a driver that has trouble with CUDA graphs."""
     return os.environ.get("PLAUDIT_CUDA_GRAPHS", "on").lower() not in OFF
 
 
@@ -48,15 +48,15 @@ def rounded_rows(running: int, slots: int) -> int:
 
 
 def rounded_length(longest: int, room: int) -> int:
-    """Round a length up to one of few: at most a quarter longer, but at least SHORTEST, and at most `room`."""
+    """Round a length up to one of few, by at most a quarter; the result is at least SHORTEST and at most `room`."""
     return min(max(few(longest, digits=3), SHORTEST), room)
 
 
 class RecordedSteps:
-    """Recorded next-token steps of the first rows of one cache. The first step is compared with a plain one."""
+    """Records and repeats decoding steps on one cache. The first recorded step is compared with a plain one."""
 
     def __init__(self, model: Decoder, cache: Cache, record: Record):
-        assert isinstance(cache, ProductCache), type(cache)  # others may move their slots
+        assert isinstance(cache, ProductCache), type(cache)  # a `PageCache` changes its slots' rows
         self.model, self.cache, self._record = model, cache, record
         self._addresses = self._where()
         self._steps: dict[tuple[int, int], Step] = {}
@@ -65,11 +65,11 @@ class RecordedSteps:
         self._logits = torch.zeros(cache.slots, model.vocab_size, device=cache.device)
 
     def rows(self, running: int) -> int:
-        """The number of rows that a step of `running` rows computes."""
+        """Return how many rows a recorded step computes for `running` rows: rounded up to one of few sizes."""
         return rounded_rows(running, self.cache.slots)
 
     def stale(self) -> bool:
-        """True if parameters have other addresses now."""
+        """True if parameters have moved to other addresses since recording, so that recordings cannot be used."""
         return self._addresses != self._where()
 
     def logits(self, tokens: Tensor, positions: Tensor, *, running: int, longest: int) -> Tensor:
@@ -84,7 +84,7 @@ class RecordedSteps:
         if shape not in self._steps:
             self._steps[shape] = self._record(partial(self._step, *shape))
         if not self._checked:
-            self._logits.zero_()  # those of the step that was run to be recorded would hide that nothing was
+            self._logits.zero_()  # else logits of the warm-up step would hide that the recording is empty
         self._steps[shape]()
         logits = self._logits[:running]
         if not self._checked:

@@ -42,7 +42,7 @@ class PageCache(Cache):
         pages, width = self.length // self.page, filled_up(self.dim, number("register_numbers"))
         self.keys = self._tables(config.layers, slots, self.kv_heads, pages, self.dim, self.page)
         self.values = self._tables(config.layers, slots, self.kv_heads, self.length, width)
-        self.where = torch.arange(slots, device="cpu")  # the place of each slot
+        self.where = torch.arange(slots, device="cpu")  # (slots,) each slot's row
         self.span = self.length if self.window is None else min(self.window, self.length)
         tables = [(keys.data_ptr(), values.data_ptr()) for keys, values in zip(self.keys, self.values, strict=True)]
         self.tables = torch.tensor(tables, device="cpu")  # the kernels' `Tables`

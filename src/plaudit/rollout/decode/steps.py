@@ -42,7 +42,7 @@ def can_step(model: Decoder) -> bool:
 
 
 def by_pairs(dtype: torch.dtype) -> bool:
-    """True if the kernel's sums of products take two entries at once."""
+    """True if the kernel multiplies pairs of bfloat16 at once (AVX512_BF16), so that input widths must be even."""
     return dtype is torch.bfloat16 and bool(number("pairs_of_halves"))
 
 
@@ -52,7 +52,7 @@ def stamp(parameters: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 class Steps:
-    """The model's weights as they are now, laid out for the kernel."""
+    """A model's present weights, copied into the layout of the CPU kernel, and the steps that use them."""
 
     def __init__(self, model: Decoder):
         self.model, config = model, model.config

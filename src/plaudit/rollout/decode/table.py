@@ -21,7 +21,7 @@ LENGTH_STEP = 64
 
 
 class Table:
-    """Active drafts fill the first rows. The table is as long as the drafts in `first` need, and grows with others."""
+    """Active drafts fill the first rows. The drafts in `first` decide the length of cache and rows; `join` grows it."""
 
     def __init__(
         self, config: DecoderConfig, slots: int, first: Sequence[Draft], *, dtype: torch.dtype, device: torch.device
@@ -109,7 +109,7 @@ class Rows:
             tensor[target] = tensor[source]
 
     def start(self, base: int, drafts: Sequence[Draft]) -> None:
-        """Give the rows from `base` on to these new drafts."""
+        """Write the sampling state of these new drafts into the rows from `base` on."""
         part = slice(base, base + len(drafts))
         sizes = [[draft.limit for draft in drafts], [len(draft.prompt) for draft in drafts]]
         self.emitted[part] = 0
