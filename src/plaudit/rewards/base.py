@@ -30,7 +30,7 @@ class Reward(Protocol):
 
 
 class Turns:
-    """`async with turns():` lets at most `most` tasks in at once. Another event loop gets a semaphore of its own."""
+    """A semaphore of `most` tasks for `async with turns():`, made anew for each event loop that uses it."""
 
     def __init__(self, most: int):
         self.most = most
@@ -44,7 +44,7 @@ class Turns:
 
 
 class TimedReward:
-    """A reward that records the time of each call. A sum's parts are timed one by one, since the sum also waits."""
+    """A reward whose calls are timed by `doing`. Each part of a weighted sum is timed by itself."""
 
     def __init__(self, reward: Reward, doing: Timing):
         self.reward, self.doing = reward, doing
@@ -57,7 +57,7 @@ class TimedReward:
 async def completed(
     found: Sequence[Unscored | Score], ask: Callable[[list[Unscored]], Awaitable[Sequence[Score]]]
 ) -> list[Score]:
-    """Return one score per entry, in order: entries that are scores already, and `ask`'s score for every other
-    entry."""
+    """Return one score per entry of `found`, in order: the entry itself if it is a score already, else the score that
+    `ask` returns for it."""
     scores = iter(await ask([one for one in found if not isinstance(one, Score)]))
     return [one if isinstance(one, Score) else next(scores) for one in found]

@@ -24,14 +24,14 @@ LOGS = ("log_extra", "log_metric")
 ABSENT = ("trainer_state", "environments")
 """Arguments of TRL's that exist only in its trainer."""
 OTHERS = ("queries", "solution_str")
-"""Parameters of functions for OpenRLHF and verl, which have some of the same names."""
+"""Parameters by which functions for OpenRLHF and verl are told apart, which share other names with TRL's."""
 ANSWERS = ("answer", "completion", "response", "output")
 """Columns whose text becomes the prompt's answer."""
 LOOKED_AT = 1000
-"""Prompts in which columns are looked for."""
+"""Number of first prompts whose columns are checked."""
 
 Read = Callable[[Any], list[Any]]
-"""From what a function returned to what it says of each answer: a number, None, or a dict of the reward and parts."""
+"""Turns a function's result into a list with an entry per answer: a number, None, or a dict of reward and parts."""
 
 
 class Batched:
@@ -47,7 +47,7 @@ class Batched:
         self.named = [one.name for one in named]
         needed = [one.name for one in named if one.default is one.empty]
         self.columns = [one for one in needed if one not in (*BATCH, *LOGS)]
-        """Columns that the function cannot do without."""
+        """Columns that the rows must have: the function's required parameters."""
         self.reads_tokens = self.open or "completion_ids" in self.named
         refuse_options(name, () if self.open else options, [one.name for one in parameters])
 
@@ -60,7 +60,7 @@ class Batched:
         return [one for one in ABSENT if self.open and re.search(rf"""\[\s*["']{one}["']\s*\]""", source)]
 
     def call(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Callable[[], Any], Read]:
-        """Return a function that makes the call for the answers to a prompt, and one that reads its result."""
+        """Return (call, read) for a prompt's answers: `read` turns the call's result into one entry per answer."""
         count = len(completions)
         logged: list[dict[str, float]] = [{} for _ in completions]
 
@@ -99,12 +99,12 @@ class Batched:
 
 
 def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Batched | None:
-    """Return how to call a function that takes a batch; None for one that takes an answer at a time."""
+    """Return a `Batched` for a function that takes a batch; None for a function that takes one answer."""
     parameters = inspect.signature(function).parameters
     catches_all = [one.kind for one in parameters.values()] == [
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,
-    ]  # as a decorator's own function, which has no names
+    ]  # a decorator's wrapper: its signature has no names
     if any(one in parameters for one in OTHERS) or not (catches_all or any(one in parameters for one in BATCH)):
         return None
     return Batched(function, name, options)
@@ -113,8 +113,8 @@ def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any])
 def lacking(
     name: str, needed: Iterable[str], prompts: Sequence[Prompt], known: Collection[str], answers: Sequence[str] = ()
 ) -> str:
-    """Return why a function cannot be called: no row has a column that it needs. "" if it can. `known`: what else its
-    parameters may be called. `answers`: names of the reference answer, where rows have one."""
+    """Return an error if no row has a column that the function needs, else "". `known`: further names that parameters
+    may have, for the message. `answers`: names of the reference answer, which count if some row has one."""
     extra = {column for prompt in prompts for column in prompt.extra}
     answered = any(prompt.answer is not None for prompt in prompts)
     columns = extra | {*answers} if answered else extra

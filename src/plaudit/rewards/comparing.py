@@ -18,7 +18,7 @@ import time
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 KINDS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-"""What is read of a text: what is boxed comes first."""
+"""What math-verify extracts from a text: boxed content first, then other LaTeX and plain expressions."""
 
 
 def limit(what: str, most: int) -> None:
@@ -30,7 +30,7 @@ def limit(what: str, most: int) -> None:
 
 
 def equal(reference: str, answer: str) -> bool:
-    """True if both are equal, read as the reference is (as a set, an equation); False if one cannot be parsed."""
+    """True if both are mathematically equal, read as the same kind of thing (set, equation); False if unparsable."""
     expected = parse(reference, KINDS, parsing_timeout=None)
     return bool(expected) and verify(expected, parse(answer, KINDS, parsing_timeout=None), timeout_seconds=None)
 

@@ -21,8 +21,8 @@ class Late(BaseException):
 
 
 def interrupted_after(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call returns. Raises Late in it after this time. A function that sets the process's timer itself
-    replaces ours."""
+    """Return what `call` returns; after `seconds`, raise Late inside it. A function that sets the process's interval
+    timer itself replaces ours."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":  # no setitimer there
         return limited(seconds, call, Late)
 

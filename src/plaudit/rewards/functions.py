@@ -51,7 +51,7 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "token_count": lambda prompt, completion: len(completion.tokens),
     "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
 }
-"""What a function may ask for by a parameter's name. `tokens` are the completion's, with its end token."""
+"""{parameter name: its value for an answer}. `tokens` are the completion's, with its end token."""
 OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
 FOREIGN: Mapping[str, str] = {
@@ -62,7 +62,7 @@ FOREIGN: Mapping[str, str] = {
 }
 """Parameter names of reward functions for other systems. They mean other values, so they are not filled by position."""
 PATIENCE = 0.2
-"""Seconds of inline calls after which other tasks may run."""
+"""After this many seconds of inline calls, other asyncio tasks get a turn."""
 OURS, INSTALLED = str(Path(__file__).parents[1]), "site-packages"
 _STANDARD = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib"))
 """Paths of code that is not the user's."""
@@ -102,11 +102,11 @@ class FunctionReward:
         self.thread = thread and not self.asynchronous
         self.waits = self.asynchronous or self.thread
         self.held = 0.0
-        """Seconds in which its calls kept this process from all else."""
+        """Seconds for which inline calls have blocked this process's event loop."""
         self._turns = Turns(THREADS)
         self.batch = batched(function, self.name, self.options)
         self.columns: list[str] = self.batch.columns + self.batch.looked_up() if self.batch else []
-        """Columns of the rows that the function cannot do without."""
+        """Columns that the rows must have: the function's required parameters without another value."""
         self.arguments = () if self.batch else _bindings(function, self.name, self.options, self.columns)
         own = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
         self.reads_tokens = self.batch.reads_tokens if self.batch else own
@@ -216,12 +216,12 @@ class FunctionReward:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the function for one answer, or for a batch."""
+    """One call of the function: for one answer, or for all answers to a prompt. `read` turns its result into scores."""
 
     make: Callable[[], Any]
     read: Callable[[Any], list[Score]]
     scores: int
-    """Number of answers."""
+    """Number of answers that the call scores."""
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
@@ -239,7 +239,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         failure: BaseException | None = None
         try:
             result = call()
-        except StopIteration as error:  # the only error that a future refuses
+        except StopIteration as error:  # a future does not take this exception
             failure = RuntimeError(f"StopIteration: {error}")
         except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
             failure = error
@@ -271,7 +271,7 @@ def as_score(result: Any) -> Score:
 
 
 def beyond(value: float) -> str:
-    """Return the end of a message on a number that is too large for a score; "" if it is not finite."""
+    """Return a suffix for the error on a score beyond LARGEST_SCORE; "" if the score is infinite or NaN."""
     return f", beyond {LARGEST_SCORE:g}" if math.isfinite(value) else ""
 
 

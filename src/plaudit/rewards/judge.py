@@ -22,7 +22,7 @@ from plaudit.types.distant import joined
 
 Tokens = tuple[int, ...]
 ScoreBatch = Callable[[list[Tokens]], Sequence[float | None] | Awaitable[Sequence[float | None]]]
-"""None for a sequence whose tokens are lost."""
+"""Function, or coroutine function, that returns a score per sequence; None if a sequence's tokens are lost."""
 
 GRACE = 2
 """Turns of the event loop to wait after the engine became idle, so that its last answers get into the batch."""
@@ -36,12 +36,12 @@ class _Question:
 class JudgeReward:
     """Scores prompt and completion as one sequence, at its last token.
 
-    - `batch`: number of sequences for which it waits before scoring. While fewer wait and `busy()` is true (the engine
-      still decodes, so more may come), it sleeps `pause` seconds at a time. Then it scores all waiting sequences in the
-      order of the requests, so that equal runs form equal batches.
+    - `batch`: number of queued sequences at which scoring begins. While there are fewer and `busy()` is true (the
+      engine still decodes, so more may come), it sleeps `pause` seconds at a time. Then it scores all queued sequences
+      in the order of the requests, so that equal runs form equal batches.
     - `encode` renders prompt and completion in the form of the judge's training, since a judge is much worse on other
       forms. It raises ValueError if that is impossible. Without it the judge reads the sampled tokens.
-    - `longest`: number of the judge's positions; a longer sequence gets no score.
+    - `longest`: the judge's context length in tokens; a longer sequence gets no score.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class JudgeReward:
             while idle < GRACE and len(self._queue.waiting) < self.batch:
                 await asyncio.sleep(self.pause)
                 idle = 0 if self.busy() else idle + 1
-            if not (questions := self._queue.take()):  # all were withdrawn meanwhile
+            if not (questions := self._queue.take()):  # all requests were cancelled meanwhile
                 return
             with self.doing():
                 found = self.score_batch([question.sequence for question in questions])

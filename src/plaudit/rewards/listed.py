@@ -45,8 +45,8 @@ class ListedRewards:
         refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
     def reward(self, judge: MakeJudge, function: MakeFunction, tokenizer: Any, doing: Doing) -> WeightedReward:
-        """Return the weighted sum of the rewards. `judge` and `function` are those of an executor, which has their
-        processes; `doing` is active while a reward computes."""
+        """Return the weighted sum of the rewards. `judge` and `function` are an executor's ways to make a reward, in
+        this process or others; `doing` is entered while a reward computes, to time it."""
         timed, parts = partial(doing, "rewards", "scores"), list[tuple[Reward, float, str]]()
         for section, own, name in zip(self.sections, self._functions, self.names, strict=True):
             reward: Reward

@@ -50,7 +50,7 @@ VERDICT = re.compile(r"\[\[([ABC])\]\]")
 VALUES = {"A": 1.0, "B": 0.0, "C": 0.5}
 UNPARSED = "the reply has no verdict"
 REFUSED = frozenset({401, 403, 404})
-"""Statuses about token, address or model, which every other request would get too."""
+"""HTTP statuses about token, address or model: every other request would fail too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The reward of kind `math`: an answer's last formula against the reference, compared by math-verify (an extra).
 
-    completion, reference -> what is the answer of each -> a process of its own (`comparing.py`) -> 1 or 0
+    completion, reference -> the answer within each -> compared in another process (`comparing.py`) -> 1 or 0
 
 A text such as 10^10^10 can make the library compute for hours or take all memory. So a process has limits for both. An
 answer whose comparison exceeds one gets 0, so that no answer can get itself left out of the loss.
@@ -33,9 +33,9 @@ SCRIPT = Path(__file__).with_name("comparing.py")
 START = 120.0
 """Seconds that a process has to import the library, on a busy machine."""
 WAIT = 12
-"""Seconds to wait for each second of CPU time. Later the answer has failed, and is asked about again."""
+"""Wait this many seconds for each allowed second of CPU time; after that the comparison fails transiently."""
 LONGEST = 20_000
-"""Characters of an answer that are read, at its end."""
+"""Most characters of an answer that are read, from its end."""
 _SAID = re.compile(r"(?:####|\banswer(?:\s+is|:|\s*=))[ \t:*]*([^\n]+)", re.IGNORECASE)
 _FORMULA = re.compile(r"\\boxed|\\fbox|\\\(|\\\[|\$[^$]+\$")
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sqrt|pi|sin|cos|tan|log|ln|exp)\b)[a-zA-Z]{2,}")
@@ -46,9 +46,9 @@ class MathOptions:
     """The `options` of a reward of kind `math`."""
 
     seconds: int = setting(5, least=1, most=2**20)
-    """CPU time of a comparison."""
+    """Most seconds of CPU time of one comparison; an answer that takes more gets 0."""
     memory_mb: int = setting(2048, least=512, most=2**20)
-    """Memory of a process."""
+    """Most memory, in MB, of a process that compares."""
 
 
 class MathReward:
@@ -111,8 +111,8 @@ class Comparing:
             raise OSError(f"the process that compares answers did not start (status {self.end()})")
 
     def said(self, line: str, seconds: float) -> str:
-        """Send `line` unless it is "", and return the process's next line, or "" if it has ended. If none comes within
-        `seconds`, kill it and raise OSError: the machine is too busy, else its CPU limit had ended it before."""
+        """Send `line` unless it is "", and return the process's next line, or "" if it has ended. If no line comes in
+        `seconds`, kill it and raise OSError: the machine is too busy, else its CPU limit would have ended it before."""
         assert self.process.stdin is not None and self.process.stdout is not None
         late = threading.Event()
 

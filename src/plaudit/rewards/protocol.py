@@ -30,7 +30,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardItem:
-    """One item of a request, as a server reads it. `same_vocabulary`: it has tokens, and of the judge's vocabulary."""
+    """One item of a request, as a server reads it. `same_vocabulary`: it has tokens of the judge's own vocabulary."""
 
     prompt: Prompt
     completion: Completion

@@ -40,7 +40,7 @@ class RewardServerError(RuntimeError):
 
 
 class Failed(Exception):
-    """A request failed. `final`: it would fail again on this server. `of_content`: other items might succeed."""
+    """A request failed. `final`: this server would refuse a retry too. `of_content`: but other items might succeed."""
 
     def __init__(self, reason: str, *, final: bool = False, of_content: bool = False):
         super().__init__(reason)
@@ -54,8 +54,8 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """A server's load and rests. `failures` counts rests in a row. A failure of a request that was sent before the
-    latest rest began does not count."""
+    """A server's load, and its rests: pauses without requests after a failure. `failures` counts rests in a row. A
+    failed request counts only if it was sent after the last rest began."""
 
     url: str
     outstanding: int = 0
@@ -114,7 +114,7 @@ class HttpReward:
                 if failed.final:
                     refused.add(server)
             if all(server.failures > self.settings.retries for server in self.servers):
-                break  # other requests have waited long enough for them
+                break  # every server has failed too often, also for other requests
         if divisible:  # so that one bad item does not fail the others
             half = len(items) // 2
             return [score for part in (items[:half], items[half:]) for score in await self._scores(client, part)]

@@ -129,7 +129,7 @@ REFERENCES: Mapping[str, Callable[[str | None], object]] = {
     "exact_match": reference_text,
     "math": reference_of,
 }
-"""What reads a prompt's answer, by kind of reward. It raises ValueError for an answer that is no reference."""
+"""{kind of reward: function that reads a prompt's reference answer}. It raises ValueError for an unusable answer."""
 
 
 def check_reference(rewards: Iterable[RewardSettings]) -> Callable[[str | None], None]:

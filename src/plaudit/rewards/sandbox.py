@@ -33,7 +33,7 @@ from plaudit.types import Completion, Prompt, Score
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 START = 60
-"""Most seconds until a process is locked in. They count for no limit of the answer's."""
+"""Most seconds until a process is locked in. They do not count towards the limits of the answer's code."""
 _BLOCK = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 

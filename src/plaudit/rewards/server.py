@@ -30,7 +30,7 @@ Scores = Callable[[Sequence[RewardItem]], Awaitable[list[Score]]]
 BODY_SECONDS = 30.0
 """Seconds that a client has to send its request."""
 MAX_BODY = 16 << 20
-"""Bytes of a request."""
+"""Most bytes of a request's body."""
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 

@@ -43,12 +43,12 @@ class RewardSettings(Section):
     workers: int = setting(0, least=0)
     """judge, function, rules, code, math: number of its workers, with runtime=ray. 0: in the run's own process."""
     tensor: int = setting(1, least=1)
-    """judge: processes of each worker; several share each matrix, for a judge that one cannot hold."""
+    """judge: processes per worker. Several split each matrix, for a judge that does not fit on one device."""
     resources: dict[str, float] = setting(dict, least=0)
-    """What each of its processes reserves, such as {GPU: 1}, and so may be on any node. Empty: a judge's take an equal
-    share of the CPUs; others reserve nothing, beside the run's own process."""
+    """Ray resources that each of the reward's processes reserves, such as {GPU: 1}; it may then be on any node. Empty:
+    a judge's processes take an equal share of the CPUs; others reserve nothing and run on the driver's node."""
     offload: bool = False
-    """judge, on GPUs: keep it in host memory, and on the device only while it scores."""
+    """judge, on GPUs: keep its weights in host memory, and copy them to the GPU only while it scores."""
     function: str = ""
     """function: where it is, "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class LlmSettings(Section):
     """A language model that compares two answers, behind an endpoint that speaks OpenAI's chat completions."""
 
     url: str = ""
-    """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty asks nobody."""
+    """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty: no such comparison."""
     model: str = ""
     """The model's name there."""
     token_env: str = ""
@@ -148,8 +148,8 @@ class LlmSettings(Section):
     concurrency: int = setting(8, least=1)
     """Most open requests at once."""
     cache: str | None = None
-    """Folder of all replies: a question is asked once. By default in the cache folder (PLAUDIT_CACHE, or
-    ~/.cache/plaudit)."""
+    """Folder where replies are cached, so that no question is sent twice. By default in the cache folder
+    (PLAUDIT_CACHE, or ~/.cache/plaudit)."""
 
     def contradictions(self) -> Iterator[str]:
         if self.url and (why := wrong_url(self.url)):
@@ -172,11 +172,10 @@ class ShapingSettings:
     clip: float | None = setting(None, above=0)
     """Largest size of the reward, on both sides. Null sets no limit."""
     unfinished: str | int | float = setting("score", choices=UNFINISHED, numbers=True)
-    """What an answer gets that was cut off by length: "score" (its own), "penalty" (-1), a number, "bootstrap" (the
-    critic's value), "mask" (it is left out) or "mask_loss" (it trains no token). A penalty or number is not shifted,
-    scaled or clipped. With "bootstrap" the value after the cut stands for the rest, and there is no reward. "mask" acts
-    as if it had not been drawn; with "mask_loss", as in TRL, it counts in its group's baseline and where losses are
-    averaged."""
+    """Reward of an answer that was cut off by length: "score" (its own), "penalty" (-1), a number, "bootstrap" (none;
+    the critic's value after the cut stands for the rest), "mask" or "mask_loss" (no token of it is trained). A penalty
+    or number is not shifted, scaled or clipped. "mask" acts as if the answer had not been drawn; with "mask_loss", as
+    in TRL, it still counts in its group's baseline and in the number of answers over which losses are averaged."""
 
     @property
     def penalty(self) -> float | None:

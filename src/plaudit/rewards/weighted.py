@@ -16,7 +16,7 @@ class WeightedReward:
     """value = sum of weight * value over the rewards; `parts` has each reward's unweighted value under its name.
 
     - A reward's own parts are named "name/part". A reward of weight 0 is only shown.
-    - If a reward fails, or its value is not finite, there is no sum, and the reason names the reward.
+    - If a reward fails, or its value is not finite, the sum fails too, with a reason that names the reward.
     - Rewards that do not apply to an answer are left out of its sum. With `renormalise` the sum is then multiplied by
       (sum of all |weight|) / (sum of |weight| of those that apply). If none with a weight applies, nor does the sum.
     """

@@ -30,11 +30,11 @@ from plaudit.types.distant import Distant, Source, values
 
 Asked = tuple[Prompt, Completion]
 CALL = 3000.0
-"""Seconds that all deadlines of a call may add up to: less than a call may take."""
+"""Most seconds of all deadlines in one call together, below the time-out of a call to a worker."""
 CALLS = 32
 """Calls to a worker at the same time, if its function waits for something."""
 TRIES = 3
-"""An answer whose scoring was under way in so many lost workers has no score."""
+"""An answer gets no score once this many workers were lost while they scored it."""
 NONE = (
     "no {} became ready within {{patience:g}} s, which is twice runtime.start_timeout: free what the reward's "
     "`resources` reserve, or raise runtime.start_timeout"
@@ -42,7 +42,7 @@ NONE = (
 
 
 class Scores(Protocol):
-    """The methods that are called in a judge's processes."""
+    """A judge as its worker processes offer it; `of_sequences` and `of_distant` return one score per sequence."""
 
     @plain
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
@@ -124,7 +124,7 @@ class FunctionProcess:
 
     @classmethod
     def maker(cls, settings: RewardSettings, plugins: Sequence[str]) -> Callable[[], FunctionProcess]:
-        """Return a function that makes one, also in another process, with the user's files as loaded here now."""
+        """Return a picklable factory of such processes' objects, with the user's files as this process loaded them."""
         return partial(cls, settings, tuple(plugins), sources())
 
     @plain
@@ -158,8 +158,8 @@ class FunctionWorkers:
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`waits`: the function waits for something, so that many calls may be under way. `tokens`: it is given an
-        answer's tokens. `deadline` is that of an answer; the rest is as in `JudgeWorkers`."""
+        """`waits`: the function waits (for a network), so that a worker gets many calls at once. `tokens`: it reads an
+        answer's tokens. `deadline`: seconds for one answer. The rest is as in `JudgeWorkers`."""
         more: Any = {"patience": patience, "failures": failures, "say": say}
         self._supervisor = Supervisor(
             start, count, work="answers", none=NONE.format("process of a reward function"), **more
@@ -201,7 +201,7 @@ class FunctionWorkers:
             return [await self._by_itself(answer, lost) for answer in answers]
 
     async def _by_itself(self, answer: _Answer, lost: WorkerLost) -> Score:
-        async with self._again:  # one at a time, since it may take those with it that are scored beside it
+        async with self._again:  # one at a time: an answer that ends the process would end others' calls too
             for _ in range(TRIES - 1):
                 try:
                     (score,) = await self._supervisor.once(1, partial(_scores, [answer]))
