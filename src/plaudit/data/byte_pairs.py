@@ -35,7 +35,7 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, vocabulary: int) -> N
         "eos_token": END_OF_TEXT,
         "pad_token": PAD,
         "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,  # would glue " ." to the word before it
+        "clean_up_tokenization_spaces": False,  # True would remove the space of " ." in decoding
         "model_max_length": 1_000_000,
     }
     folder.mkdir(parents=True, exist_ok=True)

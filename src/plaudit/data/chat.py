@@ -1,4 +1,4 @@
-"""Chats to text as their template writes them: the prompt that asks for an answer, and the completion that answers.
+"""Render chats to text by their template: the prompt that asks for an answer, and the completion that answers it.
 
     messages            -> template, asked for an answer -> prompt
     messages and answer -> template                      -> prompt + completion, through the token that ends it
@@ -31,7 +31,7 @@ SHAPES = 4096
 QUESTION, ANSWER, AGAIN = "zqsentinelquestion", "zqsentinelanswer", "zqsentinelagain"
 DATE = "zqtoday"
 RENDER_SECONDS, MOST_RENDERED, MOST_EXCESSES = 5, 1 << 26, 3
-"""Most time that a template may take for a chat, most characters of it, and how many chats beyond end the reading."""
+"""Most seconds and most characters for one rendered chat; after this many chats above them, reading ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class Form:
     open_thought: str
     """The tag of a thought that the generation prompt leaves open."""
     nests: bool
-    """A longer chat's prompt begins with the row before it, so that the turns of a chat share one pass."""
+    """True if the prompt of a chat's later turn begins with the whole row of the turn before: rows share one pass."""
     prints_date: bool
-    """The template prints today's date."""
+    """True if the template prints today's date, so that rows change from day to day."""
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,7 +128,7 @@ class Chats:
         if joined and all(2 * i in found for i in said):
             text = self._joined(prompt, whole, tag, thought, found[2 * said[0]] if said else None, where)
         text = text or ""
-        before = len(whole) - len(text)  # both end alike
+        before = len(whole) - len(text)  # `text` is the end of `whole`
         for i, piece in enumerate(pieces):
             first = found.get(2 * i, -1)
             apart = joined and tag and i in thoughts  # the thoughts were put before the rest
@@ -184,7 +184,7 @@ class Chats:
         return header + whole[place:]
 
     def _ended(self, text: str, start: int) -> str:
-        """Return the text through its first end token from `start` on, or else with the end that the form says."""
+        """Return the text through its first end token from `start` on; without one, add the end of `Form.end`."""
         if cut := self._through_end(text, start):
             return cut
         form = self.form

@@ -32,7 +32,7 @@ class Cursor:
     ) -> None:
         self.counts = (counts,) if isinstance(counts, int) else tuple(counts)
         self.length = sum(self.counts)
-        """Draws in an epoch."""
+        """Number of draws in an epoch."""
         if self.length == 0 or min(self.counts) < 0:
             raise ValueError(f"counts={self.counts}: there must be at least one item to draw from.")
         if seed < 0:
@@ -54,7 +54,7 @@ class Cursor:
 
 
 def _quotas(counts: tuple[int, ...], weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return each source's draws in an epoch, by weight and largest remainders: each is off by less than one draw."""
+    """Return each source's number of draws in an epoch: its share by weight, rounded by largest remainders."""
     if len(weights) != len(counts):
         raise ValueError(f"{len(weights)} weights for {len(counts)} sources; give one each.")
     if any(not weight > 0 or weight == float("inf") for weight in weights):
@@ -89,7 +89,7 @@ def _epoch(counts: tuple[int, ...], quotas: tuple[int, ...] | None, seed: int, s
 
 
 def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuffle: bool) -> Order:
-    """Return the items of draws first .. first + length - 1 in one source's endless sequence of passes."""
+    """Return the item indices of draws first .. first + length - 1 from one source, whose passes follow each other."""
     positions = np.arange(first, first + length)
     if not shuffle or length == 0:
         return positions % count
@@ -100,7 +100,7 @@ def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuff
 
 
 def permutation(count: int, *key: int) -> Order:
-    """Return a random order of `count` things that depends only on the key."""
+    """Return a random permutation of range(count) that depends only on the key."""
     # Ranks of raw generator bits: numpy promises the bits across its versions, not what `permutation` makes of them.
     bits = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -170,7 +170,7 @@ def read_judged(fields: Fields) -> Sample:
 
 
 def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...]:
-    """Return the answer or last turn with its label; () if one cannot be read, since the row is still a question."""
+    """Return the answer or last turn with its label, or () if either cannot be read: the row still has a prompt."""
     good = TRUTHS.get(str(fields.row.get(_first(fields, LABELS))).strip().lower())
     try:
         answer, turn = _turn(fields, _first(fields, ANSWERS)) if last is None else (last["content"], beside(last))

@@ -25,7 +25,7 @@ ROLE_NAMES = {
 SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 IMAGES = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns that a language model of text cannot read."""
+"""Columns of images, video or audio, which a language model of text cannot read."""
 KEPT = ("reasoning_content", "tool_calls", "name", "tool_call_id")
 """Keys that a turn may hold for the chat template, beside role and content."""
 MARKS = ("weight", "train", "trainable", "loss", "loss_mask", "training")
@@ -33,15 +33,15 @@ MARKS = ("weight", "train", "trainable", "loss", "loss_mask", "training")
 DETAIL = "train_detail"
 """Axolotl's key of the parts of a turn that are trained."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a turn's thoughts in the wild. The first is ours."""
+"""Keys under which data sets have a turn's thoughts. The first is the one used here."""
 TURN = ("role", "content", "from", "value", "function_call", *KEPT, *THOUGHTS, *MARKS, DETAIL)
 CALL = ("id", "type", "function")
 TOOL = ("name", "description", "parameters", "input_schema", "type")
 """Keys of turns, calls and tools that are read."""
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
-"""Columns of a chat that its template reads."""
+"""Columns of a chat's row that are passed to the chat template."""
 TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize")
-"""Names that `chat_template_kwargs` may not use."""
+"""Template arguments that Plaudit passes itself, so that `chat_template_kwargs` may not set them."""
 
 
 class DataError(ValueError):

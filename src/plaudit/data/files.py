@@ -26,7 +26,7 @@ from plaudit.data.json_list import PIECE, JsonList
 
 Scanned = tuple[str, "dict[str, Any] | DataError"]
 Note = Callable[[str, str], None]
-"""Receives what the report counts, and an example of it."""
+"""Receives (what was odd, an example of it) for the data report, which counts it."""
 Reader = Callable[[str, Path, Note], Iterator[Scanned]]
 
 LIST_KEYS = ("data", "rows", "examples", "instances", "train")
@@ -82,7 +82,7 @@ def _json_lines(source: str, path: Path, note: Note) -> Iterator[Scanned]:
             number += 1
             if number == 1:
                 line = _without_mark(line, source)
-                if line.lstrip().startswith(b"["):  # no row does
+                if line.lstrip().startswith(b"["):  # no row of JSON lines does
                     yield from _json_file(source, path, note)
                     return
             where = f"{source}:{number}"
@@ -162,7 +162,7 @@ def _row_list(value: Any, source: str) -> list[Any]:
 def _table(delimiter: str) -> Reader:
     def read(source: str, path: Path, note: Note) -> Iterator[Scanned]:
         """Yield a row for each record after the header: every cell is a text, an empty one is None."""
-        csv.field_size_limit(LONGEST_LINE)  # of the process; Python's own is 128 KiB
+        csv.field_size_limit(LONGEST_LINE)  # a limit of the whole process, by default 128 KiB
         with _opened(path) as file:
             head = file.read(3)
             _without_mark(head, source)

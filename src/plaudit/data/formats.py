@@ -33,7 +33,7 @@ ELSEWHERE = {
     QUESTION: _OF_PAIRS | _OF_ANSWERS,
     JUDGEMENT: _OF_PAIRS | _OF_ANSWERS | {"answer", "label", "kto_tag"},
 }
-"""Columns that a kind of record can be read from, but that its own sources need not have."""
+"""By kind of record: columns that only rows of other kinds need, so that rows of this kind may lack them."""
 
 _DIALECTS = {dialect.name: dialect for dialect in BUILT_IN}
 
@@ -108,7 +108,7 @@ def sample(
         raise DataError(
             f"{error.reason} The row lacks what data.columns={{{', '.join(lacking)}}} names.", where
         ) from error
-    if kind == QUESTION and (theirs := (columns or {}).get("answer", "")) in row:  # as a reward function asks for it
+    if kind == QUESTION and (theirs := (columns or {}).get("answer", "")) in row:  # as a reward function names it
         read = replace(read, extra={theirs: row[theirs], **read.extra})
     return read, name
 

@@ -25,7 +25,7 @@ class JsonList:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at, self._ended = "", 0, False
         self._line, self._column = 1, 1
-        """Where the text begins."""
+        """Line and column of the buffered text's beginning in the file, for errors."""
 
     def __iter__(self) -> Iterator[Any]:
         self._expect("[")
@@ -60,7 +60,7 @@ class JsonList:
                 if self._ended:
                     raise self._refused(error.msg, error.pos) from None
             else:
-                if self._ended or self._text[end : end + 1] not in ("", ".", "e", "E"):  # else a number may go on
+                if self._ended or self._text[end : end + 1] not in ("", ".", "e", "E"):  # else a number may continue
                     self._at = end
                     return value
             self._read()

@@ -1,4 +1,4 @@
-"""From settings to a data set ready to be drawn from, with its report: the one entrance to this package.
+"""From data settings to a `Dataset` and its report: the entrance to this package.
 
     sources -> rows -> records -> token rows -> Dataset(items, validation, report)
 
@@ -49,7 +49,7 @@ ItemT = TypeVar("ItemT")
 VALIDATION_SPLIT = 2
 """Key of the random stream that picks validation items; 0 and 1 are the cursor's."""
 SHOWN = 3
-"""Items of a preview that are rendered."""
+"""Number of items of a preview that are shown as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ RowsOf = Callable[[Sequence[Sample], Reader, Tally, int], list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Loader(Generic[ItemT]):
-    """Reads one kind of data. The fields are what differs between the four kinds."""
+    """Reads one kind of data (demonstrations, preferences, judgements or prompts); fields hold what differs."""
 
     kind: str
     record: Callable[[Sample], Sample]
@@ -104,8 +104,8 @@ class Loader(Generic[ItemT]):
         ends: Collection[int] = (),
         refers: Refers = bool,
     ) -> Dataset[ItemT]:
-        """Read the sources that the settings name. `ends` are the model's end tokens beside the tokenizer's own. Of
-        prompts, a row with an answer that `refers` refuses is a bad row."""
+        """Read the sources that the settings name. `ends` are the model's end tokens beside the tokenizer's own. For
+        prompts, `refers` checks each row's reference answer; if it raises ValueError, the row is a bad row."""
         reader = self.reader(settings, tokenizer, ends)
         reader.refers = refers
         return (_streamed if settings.stream else _stored)(reader, seed, self)
@@ -272,7 +272,7 @@ class Preview:
     """The first items: each one's rows, such as the chosen and the rejected one."""
     longest: int
     problem: str
-    """Why nothing of it can be used; "" if that is not so."""
+    """Why the source cannot be used; "" if it can."""
 
 
 def previewed(
@@ -343,8 +343,8 @@ def _records(tally: Tally, settings: DataSettings, loader: Loader[ItemT]) -> Ite
 
 
 def _prompt_key(prompt: Tokens, number: int) -> int:
-    """Return a key that is equal for equal prompts. Each plain text, whose prompt has at most one token, gets its
-    own."""
+    """Return a key that is equal for equal prompts. A demonstration without a prompt (plain text: at most one token)
+    gets a key of its own."""
     return hash(prompt if len(prompt) > 1 else (number, -1))
 
 
@@ -373,7 +373,7 @@ def _held_out(prompts: Integers, percent: float, key: tuple[int, ...]) -> npt.ND
 
 
 def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequence[str]) -> None:
-    """Raise DataError for a share of 0 draws: every epoch has the same, so the source would never be drawn from."""
+    """Raise DataError if a source's share rounds to 0 draws an epoch, so that it would never be drawn from."""
     quotas = Cursor(counts, weights=weights).quotas
     if quotas is not None and 0 in quotas:
         raise DataError(

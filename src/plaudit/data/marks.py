@@ -22,12 +22,12 @@ THOUGHT_TAGS = {
     "<|channel>thought": "<channel|>",
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
 }
-"""Tags that open a thought, with those that close it."""
+"""{tag that opens a thought: tag that closes it}."""
 TAG = re.compile("|".join(re.escape(tag) for pair in THOUGHT_TAGS.items() for tag in pair))
 PLANES = ("[\U000f0000-\U000ffffd]", "[\U00100000-\U0010fffd]")
 WORD = "zqprobe"
 NUMBER = 739_000_001
-"""The first of the numbers that take the place of a call's numbers."""
+"""First of the rare numbers that `Probes` puts in place of a call's own numbers."""
 
 
 def unused(text: str) -> re.Pattern[str]:
@@ -44,10 +44,10 @@ def _mark(marks: re.Pattern[str], number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text between tags of thoughts, without outer whitespace."""
+    """A part of an answer's text, as tags of thoughts divide it, without outer whitespace."""
 
     key: str
-    """Of the turn: its content or its thoughts."""
+    """The key of the answer's turn that holds it: "content", or that of its thoughts."""
     start: int
     text: str
 
@@ -75,7 +75,7 @@ def marked(answer: Message, pieces: Sequence[Piece], marks: re.Pattern[str]) -> 
 
 
 def places(shown: str, marks: re.Pattern[str]) -> dict[int, int]:
-    """Return each mark's last position by the mark's number, as an index into the text without marks."""
+    """Return {number of a mark: its last position}; positions are indices into the text without marks."""
     first = ord(marks.pattern[1])
     return {ord(found[0]) - first: found.start() - i for i, found in enumerate(marks.finditer(shown))}
 
@@ -141,7 +141,7 @@ class Probes:
 
     def _value(self, value: Any, what: str) -> Any:
         if isinstance(value, str):
-            return value + self.text("", what)  # behind it: an end token within the value would cut it
+            return value + self.text("", what)  # at the end: the value may hold a token at which rendering is cut
         if isinstance(value, Mapping):
             return {name: self._value(entry, what) for name, entry in value.items()}
         if isinstance(value, list | tuple):

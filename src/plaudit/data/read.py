@@ -31,7 +31,7 @@ SPLITS = {
     }.items()
     for word in words
 }
-"""Words in file names that name a split, and the split."""
+"""{word in a file's name: the split that it means}."""
 SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 DESCRIPTIONS = ("config.json", "dataset_infos.json")
@@ -70,7 +70,7 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
 
 
 def fetched(source: str) -> bool:
-    """True for a name that `datasets` would be asked for: no file, folder or function here."""
+    """True for a name that `datasets` must load, since no file, folder or function has it here."""
     return not is_here(source) and FUNCTION.fullmatch(source) is None
 
 
@@ -150,8 +150,8 @@ def _files_within(path: Path) -> list[str]:
 
 
 def _split_told(name: str) -> str:
-    """Return the split that a path names: the part before a shard's number, else the last word for a split, as in
-    `datasets`; "" if there is none."""
+    """Return the split that a file's path names: the part before a shard's number, else the last word that `datasets`
+    takes for a split (train, test, ...); "" if there is none."""
     shard = SHARD.match(Path(name).name)
     if shard:
         return SPLITS.get(shard["name"].lower(), shard["name"])

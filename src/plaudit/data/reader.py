@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 AT_ONCE = 512
-"""Texts in one call of a tokenizer. Until it returns it holds some 130 bytes a token."""
+"""Number of texts in one call of a tokenizer, which takes some 130 bytes a token until it returns."""
 PLAIN = {
     True: "plain prompts, asked as a chat's user turn as the checkpoint was trained (data.as_chat=false: as text)",
     False: "plain prompts, asked as text though the tokenizer has a chat template (data.as_chat=true: as chats)",
 }
-"""Notes on prompts whose form the checkpoint decides."""
+"""Notes for the report if the checkpoint decides whether plain prompts become chats (True) or not (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Answer:
     tokens: Tokens
     truncated: bool
     span: int = 0
-    """How many of its prompt's last tokens are within the first ones of these."""
+    """Number of the prompt's last tokens whose text the first answer tokens repeat, since one token spans the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A record, which may lack its last turns, and answers to it."""
+    """A record whose prompt is asked, possibly without the chat's last turns, and the answers to it."""
 
     record: Sample
     answers: tuple[Message, ...] = ()
@@ -75,14 +75,14 @@ class Encoded:
     tokens: Tokens
     completions: tuple[Tokens, ...]
     spans: tuple[int, ...]
-    """Of the prompt's last tokens, how many are within each completion's first ones."""
+    """For each completion, the number of the prompt's last tokens whose text its first tokens repeat."""
     messages: tuple[Message, ...]
     where: str
     shortened: bool = False
 
 
 Refers = Callable[[str | None], object]
-"""Raises ValueError for a prompt's answer that its rewards cannot compare anything with."""
+"""Raises ValueError for a prompt's reference answer with which the run's rewards cannot score any completion."""
 
 
 class Reader:
@@ -153,7 +153,7 @@ class Reader:
         whole = iter(encode_texts(texts, self.tokenizer))
         found: list[Encoded] = []
         for (one, tokens, shortened), alone in zip(fitted, opened, strict=True):
-            alone = tokens if one.messages else alone  # a chat that lost turns has other ones
+            alone = tokens if one.messages else alone  # fewer if the chat lost turns
             answers = [
                 after(alone, next(whole), text, self.tokenizer, chat=bool(one.messages)) for text in one.completions
             ]

@@ -19,7 +19,7 @@ from plaudit.support.visible import visible
 EXAMPLE = 120
 """Characters of a prompt's end and of a completion that the report quotes."""
 Parts = tuple[tuple[str, bool], ...]
-"""A row's text in parts, each with whether it is trained."""
+"""A row's text in parts: (text, True if it is trained)."""
 NAME = 32
 """Characters of a source's name in the table, which then fits a terminal of 80 columns."""
 SHOWN = 5
@@ -49,7 +49,7 @@ class Lengths:
 
 @dataclass(slots=True)
 class Budget:
-    """Number of bad rows that may be skipped in all sources together."""
+    """Limits how many bad rows may be skipped, over all sources together (`data.bad_rows`)."""
 
     allowed: int = 0
     spent: int = 0
@@ -91,7 +91,7 @@ class Tally:
     chat: Mapping[str, Any] = field(default_factory=dict)
     """How the chat template writes answers (`chat.Form`); empty without chats."""
     example: Parts = ()
-    """The first row, or prompt."""
+    """The first row (or prompt), as parts of text."""
     truncated_prompts: int = 0
     truncated_completions: int = 0
     prompt_lengths: Counter[int] = field(default_factory=Counter)
@@ -138,7 +138,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """One source: read = kept + dropped + bad rows. Lengths are those after truncation, of what was kept."""
+    """Counts of one source: read = kept + dropped + bad rows. Lengths are those of kept rows, after truncation."""
 
     source: str
     role: str
@@ -154,7 +154,7 @@ class SourceReport:
     kept: int
     """Records that became items: prompts with all their pairs, or chats with all their trained turns."""
     rows: int
-    """Their trained token rows: two for each pair, one for each trained turn or judged answer."""
+    """Token rows that the kept records give: two for each pair, one for each trained turn or judged answer."""
     pairs: int
     pairs_dropped: Mapping[str, int]
     turns_dropped: Mapping[str, int]

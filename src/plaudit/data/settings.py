@@ -19,7 +19,7 @@ OVERLONG = ("truncate", "drop", "error")
 FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet)(\.(gz|bz2|xz))?$")
 """The end of a data file's name."""
 SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
-"""What `validation` says to set train prompts aside."""
+"""Form of `validation` that sets a percentage of the train prompts aside: "5%"."""
 THOUGHTS = ("closed", "in_content")
 
 
@@ -32,8 +32,8 @@ class DataSettings(Section):
     loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows. A mapping from sources to
     numbers says their shares in an epoch; otherwise every row comes once an epoch."""
     validation: Any = None
-    """One source or a list, as `train`; or "5%", or a number: so many of the train prompts are set aside, each with all
-    its rows (unless every prompt has more than that). The seed decides which."""
+    """One source or a list, as `train`. Or "5%" or a number: that many of the train prompts, chosen by the seed, are
+    set aside with all their rows (single rows, if every prompt has more rows than that)."""
     split: Any = "train"
     """Split of train sources that are folders or loaded by `datasets`, or a mapping from sources to their splits. "a+b"
     is two splits, "a[:20%]" the first fifth of one."""
@@ -48,15 +48,15 @@ class DataSettings(Section):
     limit: int | None = setting(None, least=1)
     """Most good rows to use of each source, from its beginning."""
     bad_rows: int = setting(0, least=0)
-    """Number of unreadable rows that may be skipped, and reported, in all. 0 refuses the first one."""
+    """Number of unreadable rows that may be skipped (and reported), over all sources. 0: the first one is an error."""
     max_prompt_tokens: int = setting(512, least=1, unit="tokens")
-    """Longest prompt, with the BOS token if the tokenizer uses one."""
+    """Longest prompt, in tokens, including the BOS token if the tokenizer adds one."""
     max_tokens: int = setting(1024, least=2, unit="tokens")
     """Longest row: prompt, answer and end token together. Prompts without answers ignore it."""
     overlong: str | None = setting(None, choices=OVERLONG)
-    """Treatment of longer rows. "truncate" cuts the beginning of prompts (whole turns of chats, but no system turn) and
-    the end of answers; "drop" leaves rows out; both are counted. "error" refuses them. Null drops chats and truncates
-    texts."""
+    """What happens to rows that are longer. "truncate" cuts the beginning of prompts (whole turns of chats, but no
+    system turn) and the end of answers; "drop" leaves rows out; both are counted. "error" stops with an error. Null
+    drops chats and truncates texts."""
     max_pairs_per_prompt: int = setting(2, least=1)
     """Most preference pairs of one prompt; of judged answers twice as many. The first are used, the others counted."""
     every_turn: bool = False
@@ -89,7 +89,7 @@ class DataSettings(Section):
 
     @property
     def weights(self) -> tuple[Any, ...] | None:
-        """The share of each source in `fed`; None if they have no shares."""
+        """The number that `train` gives each source in `fed`, for its share of an epoch; None without numbers."""
         return tuple(self.train.values()) if isinstance(self.train, Mapping) else None
 
     def split_of(self, source: str) -> str:
@@ -167,8 +167,8 @@ def _told(value: Any) -> str:
 
 
 def absent(value: Any) -> list[str]:
-    """Return the sources that are named like files and do not exist. A function's file is checked when it runs, and any
-    other name may be a data set's."""
+    """Return the sources that are named like files and do not exist. A function's file is checked when the function
+    runs, and any other name may be that of a data set on a hub."""
     try:
         named = sources(list(value) if isinstance(value, Mapping) else value)
     except ValueError:  # reported as a contradiction

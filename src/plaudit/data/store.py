@@ -26,9 +26,9 @@ from plaudit.types import Prompt, Row
 
 ItemT = TypeVar("ItemT")
 View = Callable[[int], ItemT]
-"""Builds the item of that number within its batch."""
+"""Builds the item with this index in its record batch."""
 AT_ONCE = 1024
-"""Items of a record batch."""
+"""Number of items in a record batch."""
 IN_MEMORY = 1 << 26
 """Largest size of the batches that are held without a file, in bytes."""
 Integers = npt.NDArray[np.int64]
@@ -138,7 +138,7 @@ class Writer(Generic[ItemT]):
 
 KINDS: dict[str, tuple[type, Any]] = {"int": (int, np.int64), "float": (float, np.float64), "bool": (bool, np.uint8)}
 FIGURES = {field.name: KINDS[field.type] for field in fields(Row) if field.type in KINDS}
-"""Fields of a row that hold a single number: what it is, and what is stored of it."""
+"""Fields of `Row` that hold a single number, with (Python type, stored type)."""
 
 
 class RowItems:

@@ -20,7 +20,7 @@ from plaudit.data.store import Codec, Items, Writer
 
 ItemT = TypeVar("ItemT")
 ENDLESS = 1 << 62
-"""Draws of a stream, which is one epoch without end."""
+"""Number of draws in a stream's only epoch, which never ends."""
 BLOCKS = 3
 """Key of the random stream that shuffles blocks; 0 and 1 are the cursor's, 2 is the split's."""
 

@@ -25,10 +25,10 @@ DEFAULT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""Resembles ChatML, but in plain text and the end token, so that it serves any tokenizer without new tokens."""
+"""Like ChatML, but with plain text and the end token only, so that any tokenizer can use it without new tokens."""
 
 AS_CHAT = "plaudit_as_chat"
-"""Key of a checkpoint's tokenizer_config.json: whether its run asked with chats. Absent if unknown."""
+"""Key of a checkpoint's tokenizer_config.json: True if its run rendered prompts as chats. Absent if unknown."""
 TODAY = "strftime_now"
 """The function by which templates print today's date."""
 DIRECTIVES = ("-d", "-m", *"YmdbBaAyjeHMSp")
@@ -81,7 +81,7 @@ def pinned(template: str, arguments: Mapping[str, Any]) -> str:
             raise ValueError(
                 f"data.chat_template_kwargs.{name} is not read by the chat template. Leave it out, or correct its name."
             )
-        if name == TODAY:  # the last of several macros counts
+        if name == TODAY:  # of macros with one name, the last counts
             template = re.sub(rf"\{{% macro {TODAY}\(.*\n", "", template)
             lines.append(_pinned_date(value))
         else:

@@ -150,7 +150,7 @@ def judgement_rows(records: Sequence[Sample], reader: Reader, tally: Tally, firs
 def _mismatched(
     fitting: Sequence[tuple[Tokens, list[tuple[Answer, bool]]]], number: int, place: int, answer: Answer
 ) -> Answer | None:
-    """Return an answer, unlike `answer`, to the next different prompt that has one; None if no prompt does."""
+    """Return an answer to another prompt, the next in order with one that differs from `answer`; None without one."""
     for step in range(1, len(fitting)):
         prompt, judged = fitting[(number + step) % len(fitting)]
         others = [other for other, _ in judged if other.tokens != answer.tokens]
@@ -183,7 +183,7 @@ def _judged_answers(
 
 
 def prompts(records: Sequence[Sample], reader: Reader, tally: Tally) -> list[Prompt]:
-    """Return a prompt per record: `text` is what the policy reads, `id` its place. Bad references make bad rows."""
+    """Return a prompt per record; `text` is what the policy reads. A reference that `refers` refuses is a bad row."""
     fitting: list[Prompt] = []
     for record, (asked,) in reader.read(records, lambda record: (Asked(record),), tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
