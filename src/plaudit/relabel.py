@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OWN = frozenset({"prompt", "chosen", "rejected", "margin", "chosen_score", "rejected_score", "agrees"})
-"""Columns that a written row has of its own; the old ones of these names are left out."""
+"""Columns that are written anew; a source row's columns of these names are left out."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Relabelling:
     """Rows that were read."""
     bad: tuple[str, ...]
     pairs: int
-    """Pairs that were scored or could not be."""
+    """All pairs: those that were scored, and those that could not be."""
     written: int
     swapped: int
     """Pairs whose order has changed."""
@@ -69,7 +69,7 @@ class Relabelling:
     unscored: int
     """Pairs left out since an answer has no score."""
     reasons: tuple[str, ...]
-    """Why, of the first few."""
+    """Why answers have no score, for the first few."""
     figures: dict[str, Interval]
     """agreement: share of labelled pairs that the measure orders alike, ties counting half; margin: mean difference of
     the scores, as they were labelled. Pairs of one prompt are averaged first."""

@@ -47,7 +47,7 @@ class BeforeAfter:
     before: Figures
     after: Figures
     change: dict[str, Interval]
-    """win_rate/gold, difference/gold and the judge's: of after against before, paired by prompt."""
+    """Win rate and difference of rewards of "after" against "before", by gold and judge, paired by prompt."""
     judge: dict[str, Interval]
     """The judge's accuracy and margin on held-out pairs."""
     pairings: Sequence[Pairing]
@@ -72,7 +72,7 @@ class BeforeAfter:
         }
 
     def table(self) -> Table:
-        """Before, after and change, each with its 95 % interval."""
+        """Return a table: each figure before, after and its change, with 95 % intervals."""
         rows: list[tuple[str, ...]] = []
         for label, name in ROWS.items():
             if name in self.after:
@@ -134,7 +134,7 @@ def before_after(
 
 
 def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tuple[Figures, Answers]:
-    """Figures of one policy."""
+    """Return one policy's figures, and its answers with their scores."""
     answers = bench.scored_answers(policy, judge, name=name)
     figures: Figures = generation_figures(answers) | bench.reward_figures(answers)
     if bench.settings.is_set("demonstrations"):
@@ -152,5 +152,5 @@ def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
         return ""
     value, between, _ = figure_cells(figure)
     sign = "+" if signed and not value.startswith("-") else ""
-    # A narrow terminal breaks the cell before the interval, not within it.
+    # Non-breaking spaces within the interval: a narrow terminal breaks the cell before it.
     return f"{sign}{value} {between.replace(' ', NO_BREAK)}" if between else f"{sign}{value}"

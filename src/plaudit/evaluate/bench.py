@@ -22,7 +22,7 @@ from plaudit.types import Prompt, Row
 
 
 class Bench(Measures):
-    """Models and data of one evaluation."""
+    """Models, data and rewards of one evaluation; each is loaded at its first use."""
 
     def __init__(self, settings: MeasureSettings, reporter: Reporter):
         super().__init__(settings, reporter.say, as_chat=settings.data.as_chat)
@@ -68,8 +68,8 @@ class Bench(Measures):
     # measuring
 
     def scored_answers(self, policy: Policy, judge: str | None, *, name: str, beside: Answers | None = None) -> Answers:
-        """The policy's answers with their scores, with a bar for the remaining time. Raises ValueError if its tokenizer
-        leaves out other prompts than that of the policy whose answers are `beside` them."""
+        """Return the policy's answers with their scores, and show a progress bar. `beside`: the other policy's answers.
+        Raises ValueError if the two tokenizers left out different prompts."""
         sampling, prompts = self.settings.sampling, self.prompts(policy)
         if beside is not None and [one.id for one in prompts] != [group[0].prompt.id for group in beside]:
             why = f"{name} leaves out other prompts than the first policy"
@@ -82,7 +82,7 @@ class Bench(Measures):
         return scored(answers, rewards) if rewards else answers
 
     def reward_figures(self, answers: Answers) -> Figures:
-        """Means of all rewards, and pass@k of those that are not judges."""
+        """Return means of all rewards, and pass@k of the rewards that are not judges."""
         settings = self.settings
         names = [*self.functions, *(name for name, entry in self.learned if entry.kind != "judge")]
         passing = pass_figures(answers, names, settings.pass_at, least=settings.pass_score)

@@ -54,9 +54,9 @@ class Evaluation:
     pairings: Sequence[Pairing]
     """Answers of model and other, paired, if they were compared."""
     decisions: Sequence[Decision]
-    """A language model's, one for each pair; empty without one."""
+    """A language model's decisions, one for each entry of `pairings`; empty if none was asked."""
     data: Mapping[str, Any]
-    """The data report of every source."""
+    """The data report of every source that was read, by kind."""
 
     def json(self) -> dict[str, Any]:
         return {
@@ -66,7 +66,7 @@ class Evaluation:
         }
 
     def table(self) -> Table:
-        """The figures for a terminal."""
+        """Return the figures as a table for a terminal."""
         rows = ((name, *figure_cells(figure)) for name, figure in self.figures.items())
         title = f"Evaluation of {self.settings.model or self.settings.judge}"
         return of_figures(title, ("figure", "value", "95 % interval", "n"), rows)

@@ -10,11 +10,11 @@ from plaudit.evaluate.statistics import Interval, mean_interval, pass_at_k, shar
 from plaudit.support.visible import visible
 
 Figures = dict[str, Interval | float]
-TAKEN = {"failed", "not_applicable", "first", "second"}  # figures of a reward: a part of such a name has none
+TAKEN = {"failed", "not_applicable", "first", "second"}  # reserved: a part with such a name is not shown
 
 
 def generation_figures(answers: Answers) -> Figures:
-    """Length in tokens, share cut off by length, and distinct words and word pairs."""
+    """Return the answers' mean length in tokens, the share cut off by length, and distinct words and word pairs."""
     texts = [answer.completion.text for group in answers for answer in group]
     return {
         "length": mean_interval([fmean(len(a.completion.tokens) for a in group) for group in answers]),
@@ -24,7 +24,7 @@ def generation_figures(answers: Answers) -> Figures:
 
 
 def reward_figures(answers: Answers) -> Figures:
-    """Mean of every reward and its parts, and the number of answers that it failed on or does not apply to, if any.
+    """Return each reward's and part's mean, and how many answers it failed on or does not apply to, if any.
     Answers to a prompt are averaged first. Raises ValueError with a reason if a reward scored nothing."""
     figures: Figures = {}
     for name in answers[0][0].scores:
@@ -55,7 +55,7 @@ def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *,
 
 
 def reward_mean(answers: Answers, name: str) -> Interval:
-    """Mean of a reward, of prompts' means. Raises ValueError if no answer has a score."""
+    """Return the mean over prompts of a reward's mean over answers. Raises ValueError if no answer has a score."""
     values = _values(answers, name)
     if not any(values):
         first = answers[0][0]
@@ -65,7 +65,7 @@ def reward_mean(answers: Answers, name: str) -> Interval:
 
 
 def verdicts(answers: Answers, name: str) -> bool:
-    """True if each score of a reward is 0, 1 or missing, as of a rule that checks answers."""
+    """True if all of a reward's scores are 0, 1 or missing, as those of a rule that checks answers."""
     return all(answer.scores[name].value in (0, 1, None) for group in answers for answer in group)
 
 

@@ -33,7 +33,7 @@ class Judge:
     tokenizer: Any
     token_budget: int = 16384
     placement: Placement | None = None
-    """Placement of its parameters; None if all are on its device."""
+    """Where its parameters are, if in shards or host memory; None if all are on its device."""
 
     @classmethod
     def load(
@@ -60,7 +60,7 @@ class Judge:
 
     @cached_property
     def _scorer(self) -> Scorer:
-        """The scorer, cached since it learns how many tokens of a pass fit in memory."""
+        """The scorer. It is kept, since it lowers its token budget once memory runs out."""
         return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.place)
 
     def reward(self, tokenizer: Any | None, *, thread: bool = False, **more: Any) -> JudgeReward:
@@ -127,7 +127,7 @@ class JudgeInput:
     """
 
     def __init__(self, tokenizer: Any, ends: Collection[int], as_chat: bool | None = None):
-        # judges score finished answers: an answer without thoughts has closed them
+        # an answer without thoughts is read as having closed them: judges score finished answers
         self.reader = Reader(tokenizer, DataSettings(thoughts="closed", as_chat=as_chat), ends)
         self.tokenizer, self.chats = tokenizer, self.reader.chats
         self.as_chat = bool(self.reader.settings.as_chat and self.chats.template)

@@ -13,9 +13,9 @@ from plaudit.evaluate.statistics import Interval, around_share, design_effect
 Numbers = npt.NDArray[np.float64]
 RESAMPLES = 1000
 WEAK = 1e-3
-"""Strength of the pull of both coefficients to 0. It keeps them finite if one policy always wins."""
+"""L2 penalty on both coefficients, which keeps them finite if one policy always wins."""
 STEPS, LONGEST_STEP = 50, 2.0
-"""Of Newton's method; a step is cut to the longest."""
+"""Most steps of Newton's method, and the largest size to which a step is cut."""
 
 
 def length_controlled(

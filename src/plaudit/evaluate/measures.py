@@ -24,7 +24,7 @@ from plaudit.types import Prompt
 
 
 def computing(settings: ComputeSettings) -> str:
-    """Set torch's number of CPU threads as the settings say, and return their device."""
+    """Set torch's number of CPU threads from the settings, and return the torch device that they name."""
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     return device_of(settings.device)
 
@@ -37,7 +37,7 @@ class Measures:
         self.device = computing(settings)
         functions = [] if settings.gold is None else [("gold", _gold(settings))]
         self.learned: list[tuple[str, RewardSettings]] = []
-        """Judges and servers, which must know whose tokens they are asked about."""
+        """Judges and servers: made for a given tokenizer, since they may read the answers' tokens."""
         for entry in settings.rewards:
             if entry.kind in ("judge", "http"):
                 self.learned.append((entry.name or (entry.path if entry.kind == "judge" else "http"), entry))

@@ -50,11 +50,11 @@ class Answer:
 
     @property
     def logprob(self) -> float:
-        """Log-prob of the whole completion, as it was drawn."""
+        """The sum of the completion's sampled log-probs, in nats."""
         return sum(self.completion.logprobs)
 
     def parts(self, name: str) -> dict[str, float]:
-        """What a reward returned beside its score, without numbers that are not finite."""
+        """Return the parts that a reward returned beside its score, without values that are not finite."""
         return {part: value for part, value in self.scores[name].parts.items() if abs(value) < float("inf")}
 
     def row(self) -> Row:
@@ -102,7 +102,7 @@ class Policy:
         advance: Advance = unheard,
         cut: bool = False,
     ) -> Answers:
-        """Draw `sampling.samples` answers to each prompt; they depend only on seed, settings, weights and index.
+        """Draw `sampling.samples` answers to each prompt; they depend only on seed, settings, weights, prompt's index.
 
         Raises ValueError if the model's context might cut an answer, unless `cut` allows that."""
         if not cut:
@@ -157,7 +157,7 @@ def scored(answers: Answers, rewards: Mapping[str, Reward]) -> Answers:
 
 
 def check_room(prompts: Sequence[Prompt], sampling: SamplingSettings, model: LanguageModel) -> None:
-    """Refuse answers that would be cut by the model's context instead of by max_tokens."""
+    """Raise ValueError if the model's context, and not max_tokens, would cut an answer to one of the prompts."""
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     if longest + sampling.max_tokens > model.max_positions:
         raise ValueError(

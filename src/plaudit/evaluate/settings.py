@@ -22,7 +22,7 @@ WHOLE = (
 
 @dataclass
 class ComputeSettings(Section):
-    """Where models are computed, and what is loaded before."""
+    """Device and threads for the models, and plugins that are loaded first."""
 
     device: str = setting("auto", **DEVICE)
     """cpu, cuda, or auto."""
@@ -43,7 +43,7 @@ class SamplingSettings(DrawSettings):
     samples: int = setting(1, least=1)
     """Answers to each prompt."""
     slots: int = setting(64, least=1)
-    """Sequences decoded side by side."""
+    """Sequences that are decoded at once."""
 
     @property
     def whole(self) -> bool:
@@ -58,16 +58,16 @@ class SamplingSettings(DrawSettings):
 
 @dataclass
 class ScoringSettings(ComputeSettings):
-    """What scores answers, beside a judge's checkpoint. Each is a measure with a name of its own."""
+    """Rewards that score answers, besides a judge's checkpoint; figures of each have its name."""
 
     gold: str | None = None
     """A reward function as an independent measure: "file.py:function" or "package.module:function"."""
     gold_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments passed to it at every call."""
+    """Keyword arguments that `gold` gets at every call."""
     rewards: list[RewardSettings] = field(default_factory=list)
     """Further measures, written as rewards of a run: rules, functions, judges, HTTP servers."""
     score_tokens: int = setting(16384, least=1, unit="tokens")
-    """Tokens in one forward pass."""
+    """Most tokens of one forward pass."""
 
     def contradictions(self) -> Iterator[str]:
         if self.gold_options and self.gold is None:
@@ -157,14 +157,14 @@ class BeforeAfterSettings(MeasureSettings):
 
 @dataclass
 class CompareSettings(MeasureSettings):
-    """Several runs. What is not given here is as in the first run: prompts, reading, sampling, rewards."""
+    """Compare several runs. Prompts, data settings, sampling and rewards default to those of the first run."""
 
     judge: str | None = None
     """A reward model that scores the answers."""
     llm: LlmSettings = field(default_factory=LlmSettings)
     """A language model that compares each run's answers with the first run's."""
     reference: str | None = None
-    """A policy to which the KL of every run is taken."""
+    """The reference policy: the KL of every run's policy to it is measured."""
     examples: int = setting(5, least=0)
     """Prompts whose answers are shown side by side."""
     output: str | None = None
@@ -237,7 +237,7 @@ class RelabelSettings(ScoringSettings):
     preferences: Any = None
     """Pairs to label again, in any dialect: one source or a list, as `data.train` of a run."""
     answers: Any = None
-    """Or answers to make pairs of, several to a prompt, as `plaudit generate sampling.samples=4` writes them."""
+    """Instead of `preferences`: answers to make pairs of, several a prompt, as `plaudit generate` writes them."""
     output: str | None = None
     """File of the pairs, in the dialect prompt/chosen/rejected. It ends in .jsonl."""
     judge: str | None = None
@@ -247,7 +247,7 @@ class RelabelSettings(ScoringSettings):
     tie: float = setting(0.0, least=0)
     """Largest difference of two scores that counts as equal."""
     pairs: str = setting("extremes", choices=("extremes", "all"))
-    """answers: the best against the worst of each prompt, or every two of them."""
+    """With `answers`: pair each prompt's best answer with its worst (extremes), or every two answers (all)."""
     as_chat: bool | None = None
     """Show the judge plain prompts as chats of one user turn. Null: if it was trained on chats."""
     dialect: str = "auto"

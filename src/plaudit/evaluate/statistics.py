@@ -77,13 +77,13 @@ def share_interval(values: Sequence[float]) -> Interval:
 
 
 def design_effect(values: Sequence[float]) -> float:
-    """Variance of values from 0 to 1 over that of zeros and ones with their mean, p (1 - p). Kish 1965."""
+    """Return Var(values) / (p (1 - p)) for values in [0, 1] with mean p; zeros and ones give 1. Kish 1965."""
     binary = fmean(values) * (1 - fmean(values))
     return float(np.var(values)) / binary if binary > 0 else 1.0
 
 
 def around_share(share: float, effect: float, count: int) -> Interval:
-    """Wilson's interval of a share (1927), of N observations in place of n.
+    """Wilson's interval (1927) of a share m, from `count` n observations that are worth N independent ones.
 
         low, high: (share - m)^2 = z^2 m (1 - m) / N       N = n (n + z^2) / (n effect + z^2)
 
