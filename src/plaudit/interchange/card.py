@@ -1,4 +1,4 @@
-"""The card of a model that is shared: what it was made from, how, what was measured, under which licence.
+"""Write the card of a shared model: what it was made from and how, what was measured, under which licence.
 
     run -> the runs that it began from, to a model that is no run -> base and its licence
     settings.yaml, data.json, metrics.jsonl, evaluation.json -> README.md with the hub's front matter
@@ -23,12 +23,12 @@ from plaudit.support.paths import at_home, is_here
 
 CARD = "README.md"
 FIGURES = ("reward/", "kl", "loss/", "accuracy", "validation/", "entropy", "length")
-"""Beginnings of the names of a run's figures that its card shows."""
+"""A card shows the run's figures whose names begin with one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One run of those that made the model, oldest first in a card."""
+    """One of the runs that made the model; a card lists them oldest first."""
 
     folder: Path
     settings: dict[str, Any]
@@ -54,7 +54,7 @@ class Card:
 
     @property
     def unknown(self) -> list[str]:
-        """What a person must add before the model is shared."""
+        """Names of what no file says, and what a person must add before sharing the model."""
         whose = f"the licence of the base model {self.base_name or self.base}" if self.base else "a licence"
         missing = [] if self.license else [f"{whose}: give it with --license"]
         return missing if self.stages else [*missing, "how it was trained: it is no run of Plaudit"]

@@ -22,7 +22,7 @@ from plaudit.support.paths import at_home, is_here
 
 ADAPTER = "adapter"
 BESIDE = (".json", ".jinja", ".model", ".txt")
-"""Endings of the files beside a model's weights."""
+"""Endings of the files that are copied with a model's weights."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 

@@ -1,4 +1,4 @@
-"""What GGUF files and Hugging Face folders call the same things, for both directions.
+"""Map names between GGUF files and Hugging Face folders, for both directions.
 
     llama.attention.head_count <-> num_attention_heads;  blk.0.attn_q.weight <-> model.layers.0.self_attn.q_proj.weight
 
@@ -36,9 +36,9 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-"""Keys of an architecture, without its name, and of config.json."""
+"""{GGUF key without "ARCHITECTURE.": key of config.json}."""
 HEAD_DIM = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-"""Keys that must all be the size of a head."""
+"""GGUF keys that must all equal the size of a head."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens (tokenizer.ggml.token_type)."""
@@ -54,13 +54,13 @@ class Splitting:
     words: str | None
     """Regular expression of a word; None: GPT-2's, which `tokenizers` has built in."""
     digits: bool = False
-    """Each digit is a word of its own."""
+    """True if each digit is a word of its own."""
     nfc: bool = False
-    """The text is first brought to Unicode's form NFC."""
+    """True if the text is first normalised to Unicode's form NFC."""
     whole: bool = False
-    """A word that is a token is not built by merges."""
+    """True if a word that is in the vocabulary becomes that token without merges."""
     begins: bool = False
-    """By default, a text begins with the beginning-of-text token."""
+    """True if a text begins with the BOS token, unless the file says otherwise."""
 
 
 SPLITTINGS = {
@@ -69,7 +69,7 @@ SPLITTINGS = {
     "llama-bpe": Splitting(words=LETTERS + r"\p{N}{1,3}" + REST, whole=True, begins=True),
     "qwen2": Splitting(words=LETTERS + r"\p{N}" + REST, nfc=True),
 }
-"""By tokenizer.ggml.pre. The expressions are those of tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2."""
+"""{tokenizer.ggml.pre: how it splits}. Expressions are those of tokenizer.json of GPT-2, SmolLM2, Llama 3, Qwen2."""
 
 LLAMA3_STRETCHES = (8.0, 32.0)
 """Factors of Llama 3.1 and 3.2. A GGUF file has only the resulting frequencies."""
@@ -128,7 +128,7 @@ def turned(name: str, config: Mapping[str, Any]) -> int | None:
 
 
 def stretches(scaling: Mapping[str, Any], theta: float, head_dim: int) -> NDArray[np.float32]:
-    """Return by what llama3's scaling divides each rotary frequency, (head_dim / 2,): `rope_freqs.weight` of a file."""
+    """Return llama3 scaling's divisor of each rotary frequency, (head_dim / 2,): GGUF's `rope_freqs.weight`."""
     old, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WRITTEN = 1
-"""Counts up when a file is read differently, so that folders of before are not taken."""
+"""Version of the conversion; raise it when files are read differently, so that cached folders are made again."""
 PLAIN = ("F32", "F16", "BF16")
 
 
@@ -44,7 +44,7 @@ def folder_of(file: Path) -> Path:
             try:
                 (Path(part) / "model").rename(cached)
             except OSError:
-                if not cached.is_dir():  # another process was quicker
+                if not cached.is_dir():  # another process has written it meanwhile
                     raise
     return cached
 
@@ -102,7 +102,7 @@ def read_config(file: Path, values: dict[str, Any], shapes: dict[str, tuple[int,
         raise GGUFError(f"{file} has {listed}, which is not read. Take the model's safetensors.")
     if "token_embd.weight" not in shapes:
         raise GGUFError(f"{file} lacks the tensor token_embd.weight. Copy or download it again.")
-    config["vocab_size"] = shapes["token_embd.weight"][1]  # GGUF counts columns first
+    config["vocab_size"] = shapes["token_embd.weight"][1]  # GGUF shapes are (columns, rows)
     config["tie_word_embeddings"] = "output.weight" not in shapes
     if architecture != "qwen2":
         config["attention_bias"] = "blk.0.attn_output.bias" in shapes
@@ -210,7 +210,7 @@ def _byte_level(file: Path, about: dict[str, Any]) -> Any:
 
 
 def splitter(way: form.Splitting, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """Return a byte-level tokenizer without added tokens."""
+    """Return a byte-level BPE tokenizer that splits words as `way` says, without added tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=way.whole))
@@ -251,7 +251,7 @@ def _sentencepiece(file: Path, about: dict[str, Any]) -> Any:
 
 
 def _completed(tokenizer: Any, about: dict[str, Any], *, begins: bool) -> Any:
-    """Add the tokens that are found whole in a text, and the tokens that a text begins and ends with."""
+    """Return the tokenizer with added tokens (never split in a text), and the tokens put before and after a text."""
     from tokenizers import AddedToken, processors
 
     tokens = about["tokens"]

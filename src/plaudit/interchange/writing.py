@@ -133,7 +133,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _splitting(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a tokenizer.json says how a text becomes tokens, apart from vocabulary and merges."""
+    """Return the parts of a tokenizer.json that decide how a text is split, besides vocabulary and merges."""
     model = stored["model"]
     steps = stored["pre_tokenizer"] or {}
     steps = steps.get("pretokenizers", [steps])

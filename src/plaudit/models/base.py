@@ -30,7 +30,7 @@ class SpecialTokens:
     eos: tuple[int, ...] = ()
     pad: int | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of its generation_config.json: default sampling of other systems. It is kept but not read here."""
+    """Other keys of generation_config.json, such as default sampling: saved again, but not used by Plaudit."""
 
 
 class LanguageModel(nn.Module, ABC):
@@ -40,19 +40,19 @@ class LanguageModel(nn.Module, ABC):
     caches: ClassVar[bool]
     """True if contexts with a KV cache are supported; otherwise `forward` takes only whole sequences (`Packed`)."""
     turn: int = 0
-    """Rows up to this length are computed separately from longer ones; 0: no such limit."""
+    """Rows up to this many tokens are computed separately from longer ones (longrope); 0: all rows together."""
     head: nn.Module
     """Hidden states (tokens, width) to logits (tokens, vocab_size), or to one number a token (tokens, 1)."""
     head_kind: HeadKind
     special: SpecialTokens
     axis: Axis = ALONE
-    """The ranks that hold parts of its matrices; alone, a rank has whole ones."""
+    """The ranks that each hold a part of every matrix (tensor parallel); ALONE: matrices are whole."""
     context_axis: Axis = ALONE
-    """The ranks that compute other tokens of each pass over whole sequences."""
+    """The ranks that share the tokens of each pass (context parallel); ALONE: this rank computes all."""
     stage: Stage = WHOLE
-    """Which of its layers are here."""
+    """This rank's pipeline stage, which says which layers it has; WHOLE: all."""
     pending: list[Callable[[Share], None]] | None = None
-    """Functions that give a model without memory its values: each, in turn, fills what a rank holds."""
+    """For a model without memory yet: functions that fill a rank's share once memory is allocated, in order."""
 
     @property
     @abstractmethod
@@ -76,7 +76,7 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
         """Return hidden states after the last norm, (tokens, width), for int64 token ids (tokens,). With `read` (m,),
-        return only those of the tokens at these places, (m, width), in that order."""
+        return only those of the tokens at these indices, (m, width), in that order."""
 
     @abstractmethod
     def hf_config(self) -> dict[str, Any]:
@@ -91,8 +91,8 @@ class LanguageModel(nn.Module, ABC):
         """Write the weights, as safetensors, beside config.json."""
 
     def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share | None:
-        """Return a rank's share: `tensors` are its parts of the parameters, and `mesh` tells their boxes. None for a
-        model that cannot be read or written in boxes."""
+        """Return a rank's share of the model: its `tensors` by our names, whose boxes follow from `mesh` and `rank`.
+        None for a model that cannot be read or written in boxes."""
         return None
 
     def among(self, replicas: int, replica: int) -> tuple[Mesh, int]:

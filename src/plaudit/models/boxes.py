@@ -26,7 +26,7 @@ from plaudit.models.parts import Shape
 from plaudit.support.paths import flush
 
 BUCKET_BYTES = 1 << 24
-"""The most that reading or writing holds beside the tensors themselves."""
+"""Most bytes that reading or writing holds at once besides the tensors themselves."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -43,7 +43,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SPARED, EACH = 1 << 30, 16
-"""A box is copied if these bytes and so many times its own are left: other ranks of the machine copy too."""
+"""A box is copied only if SPARED bytes plus EACH times its own size are free, since other ranks copy too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,14 @@ def create(places: Mapping[str, Stored], headers: Mapping[Path, bytes]) -> None:
 
 
 def beside(folder: Path, *, own: bool = False) -> Path:
-    """Return `folder` if this process sees it and not `own`; else the sibling folder `<name>-<pid>` of this process."""
+    """Return `folder` if it exists here and `own` is False; else `<name>-<pid>` beside it, for this process only."""
     return folder if folder.is_dir() and not own else folder.with_name(f"{folder.name}-{os.getpid()}")
 
 
 Filled = tuple[Stored, Box, Tensor]
 """A box of a stored tensor, and its values."""
 Keep = Callable[[Iterable[Filled]], None]
-"""Writes boxes, now or later."""
+"""Takes boxes and writes them to their files, at once (`write_boxes`) or later (`Pending.add`)."""
 
 
 def write_boxes(boxes: Iterable[Filled]) -> None:
@@ -177,7 +177,7 @@ def write_boxes(boxes: Iterable[Filled]) -> None:
 class Pending:
     """Copies of boxes in host memory that wait to be written, while training changes the tensors.
 
-    `left` returns the free bytes of host memory. A box for which there is no room is written at once; training waits.
+    `left` returns the free bytes of host memory. A box that does not fit in them is written at once; training waits.
     """
 
     def __init__(self, left: Callable[[], float] = lambda: math.inf):

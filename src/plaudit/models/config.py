@@ -10,7 +10,7 @@ from typing import Literal
 
 HeadKind = Literal["lm", "scalar"]
 SCALAR_HEAD = "score.weight"
-"""The scalar head of models that transformers computes, by its stored name."""
+"""Stored name of the scalar head, as in transformers' classifiers."""
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 
@@ -26,7 +26,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything that tells one dense family from another. Sizes in units of channels, heads or tokens."""
+    """Everything in which dense models differ. Sizes are numbers of channels, heads, layers or tokens."""
 
     family: str
     vocab_size: int
@@ -44,12 +44,12 @@ class DecoderConfig:
     activation: Activation
     qkv_bias: bool
     output_bias: bool
-    """On attention's output projection."""
+    """True if attention's output projection has a bias."""
     mlp_bias: bool
     tied: bool
-    """The LM head is the token embedding."""
+    """True if the LM head's weight is the token embedding."""
     qk_norm: bool = False
-    """RMSNorm over each head's query and key (Qwen3)."""
+    """True for an RMSNorm over each head's query and key (Qwen3)."""
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int | None = None

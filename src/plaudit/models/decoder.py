@@ -165,7 +165,7 @@ class Layer(nn.Module):
 
 
 def _if(there: bool, make: Callable[[], Module]) -> Module:
-    """Return make() if this pipeline stage has the module; else None, which the stage never uses."""
+    """Return make() if `there`: this pipeline stage has the module. Else return None, which the stage never uses."""
     return make() if there else cast(Any, None)
 
 

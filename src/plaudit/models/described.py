@@ -21,7 +21,7 @@ from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.mesh import Mesh, MeshError, check_mesh
 
 ANY_SIZE = math.lcm(*range(1, 65))
-"""A vocabulary that every mesh divides."""
+"""A vocabulary size that every tensor axis up to 64 divides; stands in for an unknown one."""
 
 
 def folder_config(folder: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ already."""
 
 
 SIZE = re.compile("(size|layers?|dim|d_model|embd|heads?|experts)$")
-"""Keys of a configuration that no model has larger than the number of its weights."""
+"""Names of configuration keys (sizes, layers) whose values cannot exceed the number of the model's weights."""
 
 
 class Logits(nn.Module):

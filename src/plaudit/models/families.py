@@ -1,4 +1,4 @@
-"""Hugging Face's words for our decoder: config keys and tensor names of each dense family.
+"""Hugging Face's names for our decoder: config keys and tensor names of each dense family.
 
     config.json  <-> DecoderConfig        (read_config, write_config)
 

@@ -42,7 +42,7 @@ def local_folder(path: str) -> Path:
 
 
 def whole_path(path: str | None) -> str | None:
-    """Return a local model's folder from the root, for others to find; hub ids, addresses and None as they are."""
+    """Return a local model's folder as an absolute path, for other processes; hub ids, addresses, None unchanged."""
     return str(local_folder(path).resolve()) if path is not None and is_here(path) else path
 
 
@@ -106,7 +106,7 @@ def config_file(path: str) -> Path:
 
     try:
         return Path(hf_hub_download(path, "config.json"))
-    except Exception as error:  # its many errors share no class
+    except Exception as error:  # its errors have no common class
         raise FileNotFoundError(
             f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). Give "
             "the folder of its config.json, or model.path=null and its keys as model.config."

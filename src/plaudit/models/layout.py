@@ -33,9 +33,9 @@ class Piece(NamedTuple):
     """A block of a parameter that a rank holds: its place in the whole parameter and in the rank's part."""
 
     start: tuple[int, ...]
-    """Where it begins in the whole parameter, and"""
+    """Where the block begins in the whole parameter."""
     at: tuple[int, ...]
-    """where in the rank's part of it."""
+    """Where it begins in the rank's part of the parameter."""
     sizes: Shape
 
     @property
@@ -49,7 +49,7 @@ class Slice(NamedTuple):
     name: str
     box: Box
     ours: str
-    """The parameter of ours that it is a part of."""
+    """The name of our parameter that the box is a part of."""
     start: tuple[int, ...]
     """Where it begins in the whole parameter."""
     at: tuple[int, ...]
@@ -60,7 +60,7 @@ class Slice(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Its shape in our parameter."""
+        """The box's shape in our parameter (transposed, if the stored tensor is)."""
         stored = tuple(stop - start for start, stop in self.box)
         return tuple(reversed(stored)) if self.transposed else stored
 
@@ -79,13 +79,13 @@ class Layout:
         self.config, self.head, self.mesh, self.lora = config, head, mesh or Mesh(), lora or LoraSettings()
         check_mesh(config, self.mesh)
         self.parameters = shapes(config, head)
-        """Our parameters and their whole shapes."""
+        """{our name of a parameter: its whole shape}."""
         self.parts = parts_of(config, head, self.parameters)
-        """Stored tensors, and the parameter that each is a part of."""
+        """{name of a stored tensor: the `Part` of our parameter that it holds}."""
         self.adapted: dict[str, dict[str, Part]] = {}
-        """Parameters with adapters: the part that each adapter changes, by its name."""
+        """{parameter with adapters: {adapter: the `Part` of the parameter that it changes}}."""
         self.adapters: dict[str, Shape] = {}
-        """Adapters and their whole shapes, by our names."""
+        """{our name of an adapter's matrix: its whole shape}."""
         for stored, part in self.parts.items() if self.lora.rank else ():
             if part.ours.endswith(ADAPTABLE) and (leaf := stored.split(".")[-2]) in (self.lora.targets or [leaf]):
                 self.adapted.setdefault(part.ours, {})[leaf] = part
@@ -212,7 +212,7 @@ class Layout:
         rows = self.whole(ours)[0]
         if self.copied(ours) or self._split(ours) != "rows":
             return [(0, rows)]
-        if ours in self.adapters:  # those of the projection's rows that it changes
+        if ours in self.adapters:  # the projection's rows that the adapter changes
             module, _, leaf = ours.rsplit(".", 2)
             first = self.adapted[f"{module}.weight"][leaf].start
             inside = [

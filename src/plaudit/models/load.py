@@ -37,7 +37,7 @@ __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
 log = logging.getLogger(__name__)
 
 MOST_PARAMETERS = 10**13
-"""Of a fresh model."""
+"""Most parameters of a fresh model; more is taken for a mistake."""
 FILE_BYTES = 5e9
 """Largest size of a file of weights, unless a tensor is larger."""
 
@@ -163,7 +163,7 @@ def describe(model: LanguageModel, folder: Path, *, dtype: torch.dtype, tokenize
 
 
 OURS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
-"""Keys of generation_config.json that a checkpoint of ours sets itself."""
+"""Keys of generation_config.json that Plaudit writes itself when it saves a checkpoint."""
 
 
 def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:

@@ -55,9 +55,9 @@ PLAIN = frozenset(
 )
 """Keys of peft's config that are read, change nothing, or repeat the tensors' names; any other is refused."""
 HEADS = frozenset({"score", "classifier"})
-"""What peft saves whole of a judge; it names both where one is."""
+"""Modules that peft saves whole for a judge (its head); peft lists both names, though a model has only one."""
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
-"""How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) also change the base weights."""
+"""Accepted init_lora_weights of peft. Others (PiSSA, OLoRA, LoftQ, ...) also change the base weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Moves:
             key = (numbered(name)[1], self.one.stages(part.ours), self.other.stages(part.ours))
             groups.setdefault(key, []).append(name)
         collects = gc.isenabled()
-        gc.disable()  # it would look through millions of tuples again and again
+        gc.disable()  # else the garbage collector would visit millions of tuples repeatedly
         try:
             return [(names, list(self._sends(names[0]))) for names in groups.values()]
         finally:

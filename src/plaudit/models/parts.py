@@ -27,7 +27,7 @@ class Part:
     ours: str
     start: int
     size: int | None
-    """None for the whole parameter."""
+    """Number of rows; None for the whole parameter."""
     transposed: bool
 
 

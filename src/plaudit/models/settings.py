@@ -15,9 +15,9 @@ class LoraSettings:
     rank: int = setting(0, least=0)
     """Rank of the adapters; 0 trains the whole model."""
     alpha: float = setting(16.0, above=0)
-    """The adapters' share is scaled by alpha / rank."""
+    """The adapters' output is multiplied by alpha / rank."""
     targets: list[str] = field(default_factory=list)
-    """Projections that get one, in Hugging Face's names (q_proj, v_proj; c_attn); empty takes all."""
+    """Projections that get an adapter, by Hugging Face's names (q_proj, v_proj; c_attn); empty: all of them."""
 
 
 @dataclass

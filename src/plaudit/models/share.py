@@ -180,7 +180,7 @@ def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype,
     begin = 0
     while begin < rows:
         end = begin + step
-        end = rows if (rows - end) * columns < BLOCK else end  # a draw of fewer numbers is another one
+        end = rows if (rows - end) * columns < BLOCK else end  # drawing fewer numbers at a time would give other values
         drawn = torch.empty(end - begin, columns, dtype=dtype).normal_(0.0, std, generator=source)
         for one, target in held:
             low, high = max(begin, one.start[0]), min(end, one.start[0] + one.sizes[0])

@@ -29,7 +29,7 @@ TRIAL = Path(__file__).with_name("trial.py")
 SECONDS, MEMORY = 10, 8 << 30
 """Most CPU time and address space of a trial; the largest tokenizers take a tenth of both."""
 WORKING: set[str] = set()
-"""Digests of tokenizers that were tried."""
+"""Digests of tokenizers whose trial (`trial.py`) succeeded in this process."""
 PAD = "<|pad|>"
 PAD_NAMES = re.compile(r"<\|?pad\|?>|\[PAD\]|<\|.*_?pad(_id)?\|>|<\|reserved_special_token_0\|>", re.IGNORECASE)
 

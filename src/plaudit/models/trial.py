@@ -15,7 +15,7 @@ from pathlib import Path
 
 TEXT = "Hello world, I saw it!\n\n  def f(x):\treturn 12.5 + 345678\n" + "a" * 64 + " äöü é 你好 🙂 </s> <|end|>"
 MOST_TOKENS = 100
-"""For each byte of the text."""
+"""Most tokens per byte of text that a sane tokenizer makes."""
 
 
 def main(folder: Path, seconds: int, memory: int) -> None:
@@ -33,7 +33,7 @@ def main(folder: Path, seconds: int, memory: int) -> None:
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_padding()
         ids: list[int] = []
-        with suppress(Exception):  # of characters that it does not know, which rows of its own do not have
+        with suppress(Exception):  # it may refuse characters of TEXT that its own rows do not have
             ids = tokenizer.encode(TEXT).ids
             tokenizer.decode(ids)
         if len(ids) > MOST_TOKENS * len(TEXT.encode()):
@@ -42,8 +42,8 @@ def main(folder: Path, seconds: int, memory: int) -> None:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        known = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)  # a tag of transformers
-        with suppress(TemplateError, RecursionError):  # which the rows report that it renders
+        known = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)  # transformers' own tag
+        with suppress(TemplateError, RecursionError):  # rows that it cannot render are reported later
             ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(known)
 
 
