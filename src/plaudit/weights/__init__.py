@@ -1,1 +1,1 @@
-"""Moves new weights to samplers that hold their own copy."""
+"""Send new weights from training ranks to engines that hold their own copy."""

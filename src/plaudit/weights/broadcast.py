@@ -31,7 +31,7 @@ def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
 
 
 class Collective:
-    """Broadcasts weights from each rank that sends some to all workers, and to workers that join later."""
+    """A `Transport`: each rank that has weights to send broadcasts them to all workers, and to later ones."""
 
     def __init__(self, *, backend: str, timeout: float):
         self.backend, self._timeout = backend, timeout
@@ -63,9 +63,9 @@ class Collective:
     async def _round(
         self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], attempt: int, *, whole: bool
     ) -> dict[Worker[Holder], Outcome]:
-        """Takes: givers and workers. Waits for: all of them. Woken by: them, or the first failure, after which no
-        worker waits for an absent one. Gives: the workers that have the weights and those that are lost, nothing for
-        others that failed."""
+        """Takes: givers (ranks that send) and workers. Waits for: all their calls. Woken by: the end of a call; after a
+        first failure, waiting members are released. Gives: an outcome for each worker that has the weights or is lost;
+        none for the others, which failed."""
         calls: list[asyncio.Future[Any]] = []
         count = len(givers)
         try:
@@ -81,7 +81,7 @@ class Collective:
             for one in absent:
                 one.kill(self._late)
             if all(map(_sent, sending)):
-                await asyncio.wait(calls)  # all have the weights: some end the answers that they are at first
+                await asyncio.wait(calls)  # all have the weights; some let running answers end before they load them
             elif waiting:
                 await givers[0].call(Giver.dissolve, invited[0])
                 # Members that have arrived wait no longer than this (see `Receiver`).
@@ -126,8 +126,8 @@ class Collective:
     def _settled(
         self, workers: list[Worker[Holder]], found: list[Any], absent: list[Worker[Holder]]
     ) -> dict[Worker[Holder], Outcome]:
-        """Return the outcomes, without workers that failed only because another was lost. If some failed and none is
-        known to be lost, kill those that failed and count them as lost."""
+        """Return the outcomes, except of workers that failed only because another was lost (they get another round).
+        If some failed and none is known to be lost, kill those that failed and count them as lost."""
         outcomes = dict(zip(workers, found, strict=True))
         failed = [worker for worker in workers if isinstance(outcomes[worker], CollectiveError)]
         settled = {worker: outcome_of(outcomes[worker]) for worker in workers if worker not in failed}

@@ -20,11 +20,11 @@ from plaudit.weights.packed import PackedWeights
 from plaudit.weights.pieces import WeightsError
 
 REACH = 256
-"""A number is at most this many behind the last one."""
+"""Largest gap (in numbers) between two sent numbers, so that it fits into a byte."""
 FAR = -128
-"""Stands for a move that no byte holds: the number itself comes before all moves."""
+"""Marks a difference that does not fit into a byte: the number itself is sent, before all differences."""
 HEAD = 8
-"""Bytes of the number of changes, with which a bucket of them begins."""
+"""Bytes at the start of a bucket of changes, which hold their number."""
 
 
 class OtherBaseError(WeightsError):

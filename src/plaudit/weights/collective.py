@@ -55,11 +55,11 @@ class Invitation:
     rank: int
     world: int
     givers: int
-    """Number of members that send. They have the first ranks."""
+    """Number of givers (members that send). They are ranks 0, 1, ... of the group."""
     version: int
     backend: str
     whole: bool
-    """False for what changed since the last version, where that is known."""
+    """True to send all weights; False to send only changes since the last version, where these are known."""
     timeout: float
     """Seconds that members may take to arrive, and that a bucket may take."""
 
@@ -75,7 +75,7 @@ class Invitation:
 
     @property
     def indexes(self) -> list[str]:
-        """Keys under which givers gave their indexes before."""
+        """Keys under which givers publish the index of their buckets, before members meet."""
         return [f"{self.version} index {rank}" for rank in range(self.givers)]
 
 
@@ -93,13 +93,13 @@ class _Member:
 
 
 class Sender(_Member):
-    """A giver. It keeps its newest weights for members that join later. Members of a group meet at the first one."""
+    """A giver. It keeps its newest weights for receivers that join later. Members meet at the first giver's store."""
 
     def __init__(self) -> None:
         super().__init__()
         self.packed: PackedWeights | None = None
         self.changes: PackedWeights | None = None
-        """What is sent to those who hold the last version."""
+        """What is sent to receivers that hold the last version; None: whole weights."""
         self._meeting: Any = None
 
     async def meet(self) -> str:
@@ -246,7 +246,7 @@ def index_of(packed: PackedWeights) -> str:
 
 
 def of_index(index: str, *, device: torch.device | str = "cpu") -> PackedWeights:
-    """Return the packed weights of an `index_of` string, with uninitialised buckets to be filled."""
+    """Return packed weights as an `index_of` string describes them, with uninitialised buckets to receive into."""
     header, entries, sizes = json.loads(index)
     buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     found = tuple(

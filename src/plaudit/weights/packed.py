@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A box's place: `size` bytes from `start` in a bucket, and the box of `sizes` from `at` in a tensor of `shape`."""
+    """Where a box is: at byte `start` of a bucket (`size` bytes); in a tensor of `shape`, from `at`, with `sizes`."""
 
     name: str
     dtype: str
@@ -79,20 +79,20 @@ class PackReport(NamedTuple):
     """A rank's report to the driver about its packed share of the weights, or a part of the share."""
 
     digest: str
-    """Of all ranks' shares."""
+    """Digest of the whole weights, over all ranks' shares."""
     parts: int
-    """Of its share; 0 if it has none."""
+    """Number of parts of the rank's share; 0 if it sends none."""
     bytes: int
-    """Of what a worker gets that holds the last version."""
+    """Bytes sent to a worker that holds the last version."""
     whole: int
-    """Of what others get."""
+    """Bytes sent to any other worker."""
 
 
 def _of_arrays(
     version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequence[Array], beneath: str, base: str
 ) -> PackedWeights:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is handed over read-only
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # arrays in shared memory are read-only
         buckets = tuple(torch.from_numpy(array) for array in arrays)
     return PackedWeights(version, sent, entries, buckets, beneath, base)
 

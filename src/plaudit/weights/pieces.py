@@ -14,11 +14,11 @@ from torch import Tensor
 from plaudit.compute.digest import box_sum, digest_of
 
 BUCKET_BYTES = 1 << 24
-"""So large that calls cost little, and so small that an allocator reuses the same memory at each update."""
+"""Bytes of a bucket: large enough that calls cost little, small enough that its memory is reused at each update."""
 
 
 PART_BYTES = 1 << 26
-"""The most that a rank packs at once, beside its weights; a part has several buckets."""
+"""Most bytes that a rank packs at once (a part), besides its weights; a part has several buckets."""
 
 
 class WeightsError(RuntimeError):
@@ -30,9 +30,9 @@ class Piece(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     at: tuple[int, ...]
-    """Where the box begins in it."""
+    """Where the box begins in the whole tensor."""
     values: Tensor
     dtype: torch.dtype
     """The precision in which it is sent."""

@@ -52,7 +52,7 @@ class Holder(Protocol):
 
 class Giver(Protocol):
     """The methods of a training rank that send its weights, in parts: `pack_part` returns a part, as changes of the
-    last version if it can; `whole` returns it whole, while it is the newest; `hold` keeps all parts for `send`."""
+    last version if it can; `whole` returns it whole while that version is the newest; `hold` keeps parts for `send`."""
 
     def pack_part(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]: ...
 
@@ -96,7 +96,7 @@ class Store:
 
 
 class Stored:
-    """A `Shipment` of packed weights, or references to them. `wholes` fetches whole ones if changes cannot be used."""
+    """A `Shipment` of packed weights or references to them; `wholes` is for workers that cannot apply changes."""
 
     def __init__(
         self,
