@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Plan:
-    """Values that ranks need besides the settings."""
+    """What ranks need besides the settings: where checkpoints are, which to load, the run's steps and longest row."""
 
     checkpoints: Path
     resume: str | None
@@ -35,9 +35,9 @@ class Plan:
     passes: tuple[int, int] | None = None
     """Tokens of a pass with and without gradients; None: as in the settings."""
     as_chat: bool | None = None
-    """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
+    """True if prompts are rendered as chats for the policy; its checkpoints keep this. None if unknown."""
     mirrors: bool = False
-    """True if ranks that are formed again take what their mirrors have, if that is newer than `resume`."""
+    """True if restarted ranks load the state that their mirrors hold, if it is newer than the checkpoint `resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ProcessStatus:
 
     name: str
     place: str
-    """Its node and process."""
+    """Node and process id, as text."""
     state: str
     lost: bool = False
 
@@ -57,7 +57,7 @@ class Executor(Protocol):
     threads: int
     """CPU threads of a rank."""
     back: Remembered | None
-    """The step that ranks took from their mirrors when they were formed again; None: they are from the checkpoint."""
+    """The step that restarted ranks loaded from their mirrors; None: they loaded the plan's checkpoint."""
 
     def sampler(self, doing: Doing) -> Sampler:
         """Return the sampler of an online method. `doing(worker, phase)` is active while a worker samples."""
@@ -76,7 +76,7 @@ class Executor(Protocol):
         ...
 
     def training(self) -> AbstractAsyncContextManager[None]:
-        """While active, only learners use the devices: if they are shared, the engine sleeps and must not be asked."""
+        """While active, only learners use the devices: an engine on the same devices sleeps and takes no requests."""
         ...
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -84,8 +84,8 @@ class Executor(Protocol):
         ...
 
     async def pinned(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Let ranks hold the groups' answers, so that the step survives the loss of other nodes. Return the positions
-        of groups whose answers are lost."""
+        """Let ranks hold the groups' answers, so that the step survives the loss of other nodes. Return the indices (in
+        `groups`) of groups whose answers are lost."""
         ...
 
     async def publish(self, version: int) -> Stats:
@@ -105,7 +105,7 @@ class Executor(Protocol):
         ...
 
     async def form_again(self, plan: Plan) -> bool:
-        """Start the ranks again from the plan's checkpoint. Return False if a new executor must be opened instead."""
+        """Restart all ranks from the plan's checkpoint. Return False if a new executor must be opened instead."""
         ...
 
     def processes(self) -> Sequence[ProcessStatus]:

@@ -1,7 +1,7 @@
 """Move checkpoint files between the driver and nodes that do not share its disk.
 
-    a rank that does not see what rank 0 began writes files of its own -> pieces that have data -> one file here
-    a checkpoint here -> pieces -> the same folder on each node that does not see it
+    a rank on another disk than rank 0's writes its part to files there -> pieces with data -> merged into one file here
+    a checkpoint here -> pieces -> the same folder on each node that does not see this disk
 
 If several ranks write parts of a file, each rank's file is zero elsewhere, so the bitwise or of them is the whole file.
 Everything passes the driver, a piece at a time. Nodes that see the run's folder send nothing.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
 PIECE_BYTES = 1 << 26
-"""The most that a call carries."""
+"""Most bytes of file content that one call transfers."""
 Piece = tuple[str, int, int, bytes]
-"""A file's name in its folder, its size, and where these bytes begin in it."""
+"""(a file's name in its folder, the file's size, offset of these bytes in it, the bytes)."""
 
 
 class Node:
@@ -115,7 +115,7 @@ def _data(file: int, size: int) -> Iterator[tuple[int, int]]:
     while start < size:
         try:
             start = os.lseek(file, start, os.SEEK_DATA)
-        except OSError:  # there is only a hole left
+        except OSError:  # only a hole is left
             return
         stop = min(os.lseek(file, start, os.SEEK_HOLE), start + PIECE_BYTES)
         yield start, stop

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Generation:
-    """Base of the ways to place generation. The pool is empty if the run samples nothing."""
+    """Base of the three ways to place generation (`Apart`, `Sharing`, `Inside`). Without sampling the pool is empty."""
 
     settings: Settings
     recipe: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Generation:
     reservations: Sequence[Mapping[str, float]] = ()
     """For each process of the run's first workers, the resources that the settings reserve explicitly."""
     bundles: Sequence[Resources] = ()
-    """What the run's first workers reserve; empty if they need only what ranks have reserved."""
+    """Resource bundles that the run's first workers reserve; empty if they use those of the ranks."""
     opened: bool = False
     """True once all processes of the run have become ready."""
 
@@ -74,7 +74,7 @@ class Generation:
         self.transport: Transport = transport_of(self.settings.runtime, gpus=False)
 
     def sharers(self, place: int) -> int:
-        """Return the number of processes on the devices of a rank's place, the rank included."""
+        """Return how many processes use the devices of the rank in bundle `place`, the rank included."""
         return 1
 
     async def open(self, ranks: Awaitable[None]) -> None:
@@ -82,7 +82,7 @@ class Generation:
         await asyncio.gather(ranks, self.pool.open())
 
     async def start(self, number: int) -> Worker[RolloutWorker]:
-        """Return a new worker for a place in the pool."""
+        """Start and return a worker for place `number` of the pool."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class Generation:
         yield
 
     async def sampling(self) -> None:
-        """Wake workers that sleep while ranks train, now that ranks are offloaded."""
+        """Wake the workers that slept while ranks trained; ranks have been offloaded."""
 
 
 class Apart(Generation):
@@ -112,7 +112,7 @@ class Apart(Generation):
         self.transport = transport_of(self.settings.runtime, gpus=gpus and self.settings.device != "cpu")
 
     async def start(self, number: int) -> Worker[RolloutWorker]:
-        """The run's first workers must get resources within start_timeout; others wait."""
+        """As `Generation.start`. The run's first workers must get resources within start_timeout; later ones wait."""
         in_time = not self.opened and number < self.count
         key, bundles = ("rollout", number), self.worker_bundles
         how = await self.room(f"rollout worker {number}", key, bundles, in_time=in_time) | {"threads": self.threads}
@@ -158,7 +158,7 @@ class Sharing(Generation):
 
 
 class Inside(Sharing):
-    """The training ranks as rollout workers. What they lose is the run's loss, so the pool counts none."""
+    """The training ranks as rollout workers. A lost rank restarts all ranks, so the pool counts no failures itself."""
 
     @property
     def workers_range(self) -> tuple[int, int]:

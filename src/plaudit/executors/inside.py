@@ -2,7 +2,7 @@
 
 policy in parts -> boxes that ranks give each other (`Moves`, planned once) -> a whole model on each -> its engine
 adapters in parts -> all of them on each rank, on the base model that it has whole -> its engine
-policy whole on each rank -> an engine on that very model: nothing moves
+policy whole on each rank -> an engine on that same model: nothing moves
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reallocation:
         here = zip(self._out.pop(mine, []), self._into.pop(mine, []), strict=True)
         self._kept = [(one, other) for one, other in here if one.data_ptr() != other.data_ptr()]
         self.bytes = sum(one.numel() * self.dtype.itemsize for views in self._into.values() for one in views)
-        """What this rank gets from others, each time."""
+        """Bytes that this rank receives from other ranks for each version of the weights."""
 
     @torch.no_grad()
     def run(self) -> None:
@@ -141,8 +141,8 @@ class Reallocation:
 
 
 class Adapted:
-    """Gathers the adapters that ranks train in parts into a whole model on each rank, which has the base model from its
-    start."""
+    """Gathers the adapters that ranks train in parts into a whole model on each rank. That model has had the frozen
+    base model since it was built."""
 
     def __init__(self, place: Placement, model: Decoder, lora: LoraSettings):
         self.model, self.place = add_lora(model, lora).requires_grad_(False), place

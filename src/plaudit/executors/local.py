@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Timed:
-    """A sampler that is inside `doing()` during each request."""
+    """A sampler that enters `doing()` during each request, so that its time is recorded."""
 
     def __init__(self, sampler: Sampler, doing: Callable[[], AbstractContextManager[None]]):
         self.sampler, self.doing = sampler, doing
@@ -98,12 +98,12 @@ class LocalExecutor:
             return
         self.engine.sleep()
         self.trainer.onload()
-        yield  # if this fails the run ends, and the engine has no room to wake beside the trainer
+        yield  # if this fails the run ends: the engine could not wake without that memory
         self.trainer.offload()
         self.engine.wake()
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the work's result. No part of this process can be lost without the rest of it."""
+        """Return the work's result. It never raises WorkerLost: there are no other processes."""
         return await work
 
     async def pinned(self, groups: Sequence[Group]) -> Sequence[int]:
@@ -125,7 +125,7 @@ class LocalExecutor:
         await asyncio.to_thread(self.trainer.pending.write, folders)
 
     async def mirror(self, remembered: Remembered) -> None:
-        """No rank can be lost without the driver."""
+        """Do nothing: the only rank is in the driver's process."""
 
     async def form_again(self, plan: Plan) -> bool:
         return False

@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # holders import this file, and need no torch
     from plaudit.settings.tree import Settings
 
 Key = tuple[int, int]
-"""A worker group's number, and that of the first of its ranks with a state."""
+"""(a worker group's index, its first rank that has this state): ranks with equal state share a key."""
 State = Mapping[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]
-"""By role: tensors, and what else changes."""
+"""A rank's state by role: (arrays by name, other values that steps change)."""
 
 
 class Holder:
-    """Keeps ranks' states of other nodes: those of the newest step that all holders have, and of one arriving."""
+    """Keeps states of ranks on other nodes: of the newest step that all holders have, and of the one being sent."""
 
     def __init__(self) -> None:
         self._held: dict[Key, dict[int, State]] = {}
@@ -40,7 +40,7 @@ class Holder:
 
 
 class Mirrored:
-    """The methods of a rank that mirroring calls."""
+    """The methods of a rank by which `Mirrors` reads and restores its state."""
 
     settings: Settings
     members: dict[Role, Scorer]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class MirroredStep(NamedTuple):
-    """A step of which every part has its copies."""
+    """A step's state: each rank's, on its node and with its holders, and the driver's part (`remembered`)."""
 
     remembered: Remembered
     states: Mapping[Key, Any]
@@ -50,7 +50,7 @@ class Mirrors:
         """`count`: holders of each state on other nodes, if there are as many; 0 mirrors nothing."""
         self.runtime, self.ranks, self.count, self.say = runtime, ranks, count, say
         self._homes: dict[str, list[str]] = {}
-        """For each node with ranks, those whose holders have what these hold."""
+        """{node with ranks: the nodes whose holders keep the states of its ranks}."""
         self._holders: dict[str, RayWorker[Holder]] = {}
         self._started = 0
         self._mirrored: MirroredStep | None = None
@@ -108,8 +108,8 @@ class Mirrors:
         self._work = asyncio.get_running_loop().create_task(self._send(MirroredStep(remembered, states, holders)))
 
     async def _send(self, mirrored: MirroredStep) -> None:
-        """Takes: states in ranks' nodes. Waits for: every holder's copy. Woken by: them. Gives: nothing; the step is
-        the one to go back to, unless a process was lost, which others find."""
+        """Takes: states on ranks' nodes. Waits for: every holder's copy. Woken by: the holders. Gives: nothing; the
+        step becomes the one to go back to, unless a process was lost, which is noticed and handled elsewhere."""
         whole = -1 if self._mirrored is None else self._mirrored.step
         pairs = [(key, holder) for key, holders in mirrored.holders.items() for holder in holders]
         with suppress(WorkerLost):
@@ -118,15 +118,15 @@ class Mirrors:
             self._mirrored = mirrored
 
     async def settle(self) -> None:
-        """Wait until the state being sent, or the holders being started, are there."""
+        """Wait until a state that is being sent has arrived, or holders that are being started are ready."""
         if self._work is not None:
-            await asyncio.wait((self._work,))  # whose caller may be cancelled without it
+            await asyncio.wait((self._work,))  # cancelling the caller must not cancel the task
             self._work.result()
 
     async def back(self, plan: Plan) -> Remembered | None:
         """Load the newest mirrored step into new ranks and return what the driver keeps of it. Return None, with ranks
         unchanged, if no step is mirrored, `plan.resume` is as new, `plan.mirrors` is False, or a state is lost."""
-        if not plan.mirrors:  # of what was mirrored, nothing may come back
+        if not plan.mirrors:  # mirrored steps must not be used any more
             self._mirrored = None
         if (mirrored := self._mirrored) is None or (plan.resume is not None and step_of(plan.resume) >= mirrored.step):
             return None
@@ -141,7 +141,7 @@ class Mirrors:
         return mirrored.remembered
 
     async def _restore(self, rank: RayWorker[Any], key: Key, mirrored: MirroredStep) -> None:
-        """Let a rank fetch its state from the old node's store, or else a holder. Raises SenderLost if all lack it."""
+        """Let a rank fetch its state from its old node's store, or a holder. Raises SenderLost if neither has it."""
         holders = iter(mirrored.holders[key])
         state = mirrored.states[key]
         while True:

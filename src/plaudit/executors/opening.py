@@ -33,7 +33,7 @@ class Executors:
             if await self._executor.form_again(plan):
                 return self._executor
             self.dismiss()
-            gc.collect()  # its memory is needed
+            gc.collect()  # the new executor needs its memory
         local = self.settings.runtime.kind == "local"
         executor = LocalExecutor(self.settings, plan, self.say) if local else await self._ray_executor(plan)
         self._executor = executor

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pins:
-    """The method by which a rank or a judge holds answers of other nodes."""
+    """The method by which a rank or a judge fetches answers of other nodes and holds them."""
 
     _pinned: Sequence[Columns | None] = ()
 

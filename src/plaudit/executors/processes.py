@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
 PROCESS = ", process "
-"""Between the name of a worker and the number of one of its further processes."""
+"""Separator in a process's name: WORKER, process NUMBER; for all but a worker's first process."""
 
 
 class Part:
@@ -162,7 +162,7 @@ async def _worker_group(
     threads: int,
     patience: float,
 ) -> RayWorkerGroup[Kind]:
-    """Start `world` processes, one in each place of the group, and let them join. `patience`: the longest time that
+    """Start `world` processes, one in each bundle of the placement group, and let them join. `patience`: seconds that
     they wait for each other."""
     from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
@@ -199,7 +199,7 @@ def _engine(settings: Settings) -> tuple[Engine, Content]:
     rollout = settings.rollout
     longest, devices = settings.data.max_prompt_tokens, settings.runtime.rollout_width
     vllm = rollout.for_vllm(longest_prompt=longest, sleeps=settings.runtime.shares, devices=devices)
-    device = device_of(settings.device) if vllm is None else "cpu"  # vLLM copies the model to its own
+    device = device_of(settings.device) if vllm is None else "cpu"  # vLLM has its own copy of the model
     model, content = initial_model(settings, tokenizer, device), Content()
     if settings.model.lora.rank > 0:
         adapted = add_lora(model, settings.model.lora, seed=settings.seed)

@@ -49,8 +49,8 @@ class Publisher:
         self.adapters = adapter_names(model)
         self.version, self.digest, self.beneath = 0, "", ""
         self.parts: list[list[Piece]] = []
-        """What this rank gives, views of its weights if it can be. The parts of all ranks hold all stored tensors; or
-        only the adapters by their parameters' names, as samplers have the base model."""
+        """Pieces that this rank sends, by part; views of its weights where possible. Over all ranks they are all stored
+        tensors; with LoRA only the adapters, by our names, since samplers have the base model."""
         self._held: dict[int, PackedWeights] = {}
         """The newest whole weights of each part, in bfloat16 only: the next version is sent as its changes."""
         self._moves: list[Move] | None = None
@@ -109,14 +109,14 @@ class Publisher:
         return PackReport(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
 
     def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
-        """Return pieces of whole tensors; only the first rank has any."""
+        """Return whole tensors as pieces on the first rank, [] on others."""
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
         self.digest = digest_of_pieces(pieces)
         return pieces
 
     def _pieces(self, share: Share) -> list[Piece]:
         if self._moves is None:
-            whole = Layout(share.layout.config, share.layout.head)  # what a rollout worker has
+            whole = Layout(share.layout.config, share.layout.head)  # one rank holds all, as in a rollout worker
             self._moves = Moves(share.layout, whole, apart=True).sent_by(share.rank)
         views = share.boxes((move.name, move.box) for move in self._moves)
         return [

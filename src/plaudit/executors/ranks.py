@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one mesh, and the models that they have."""
+    """The ranks of one mesh, and the roles whose models they hold."""
 
     name: str
     roles: tuple[Role, ...]
@@ -94,7 +94,7 @@ class RankGroups:
 
     @property
     def nodes(self) -> list[RayWorker[RankProcess]]:
-        """One rank of each node, the first."""
+        """The first rank of each node."""
         return list({rank.node: rank for rank in reversed(self.workers)}.values())
 
     @property
@@ -139,8 +139,8 @@ class RankGroups:
         self._formed.set()
 
     async def sampling(self, number: int) -> RayWorker[Any]:
-        """Return the training rank of this number, which samples. After a loss, first wait until all ranks are formed
-        again."""
+        """Return training rank `number` as a rollout worker, for `Inside`. After a loss, wait until all ranks have been
+        restarted."""
         while not self.worker_groups or not self.training.workers[number].alive:
             self._formed.clear()
             await self._formed.wait()
@@ -153,9 +153,9 @@ class RankGroups:
         await group.scatter(RankProcess.build, mine, starts=True)
 
     async def watched(self, work: Coroutine[Any, Any, Result], say: Callable[[str], None]) -> Result:
-        """Takes: a run's work. Waits for: its end, or the first lost rank, which no call may find while rollout workers
-        wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
-        cancelled and has ended."""
+        """Takes: a run's work. Waits for: its end, or the first lost rank (while ranks are idle, no call would notice a
+        loss). Woken by: either. Gives: the result; for a lost rank it raises WorkerLost, after cancelling the work and
+        waiting for its end."""
         working = asyncio.ensure_future(work)
         gone = [asyncio.ensure_future(rank.gone()) for rank in self.workers]
         try:

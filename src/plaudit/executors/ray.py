@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 LATEST = 5
-"""Number of lost workers that are shown."""
+"""Number of lost workers in `processes`, the latest."""
 ROOM_AFTER = 3.0
-"""Seconds after which ranks without room get a rollout worker's room."""
+"""If ranks get no resources for this many seconds, a rollout worker is ended to free its own."""
 
 
 class RayExecutor:
@@ -78,7 +78,7 @@ class RayExecutor:
         self.generation.reserve(share)
         self.threads = self._threads(self.ranks.bundles[0])
         self.scoring = Scoring(settings, runtime, share, self._room, failures=failures, say=say)
-        # An executor's methods that one of its parts has:
+        # Methods of `Executor` that one of this executor's parts implements:
         self.mirror, self.function, self.training = self.mirrors.take, self.scoring.function, self.generation.training
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
@@ -149,7 +149,7 @@ class RayExecutor:
                 await asyncio.sleep(nodes * PAUSE)
 
     async def _room_for_ranks(self) -> None:
-        """Wait for the ranks' resources. After a node is lost, rollout workers give up theirs, and wait for ranks."""
+        """Wait for the ranks' resources. After the loss of a node, end rollout workers to make room for ranks first."""
         loop, timeout = asyncio.get_running_loop(), self.settings.runtime.start_timeout
         until = loop.time() + timeout
         while not await self.runtime.placed(self.ranks.group, within=min(ROOM_AFTER, timeout)):
@@ -187,7 +187,7 @@ class RayExecutor:
         return {"name": name, "group": self._rooms[key], "threads": self._threads(bundles[0])}
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
-        """Let one rollout worker (of `among`, if given) give back its resources. Return False if none may."""
+        """End one rollout worker (of those named in `among`, if given) to free its resources. False if none may end."""
         apart = self.generation.opened and self.generation.bundles
         if not apart or (number := self.pool.supervisor.give_way(among)) is None:
             return False
@@ -225,7 +225,7 @@ class RayExecutor:
         return await self.ranks.watched(work, self.say)
 
     async def pinned(self, groups: Sequence[Group]) -> Sequence[int]:
-        # A rank's node that is lost takes the run back in any case, with all that was sampled on it.
+        # If a rank's node is lost, the run goes back to a checkpoint anyway, whatever was sampled on that node.
         apart = self.generation.stays and self.generation.bundles
         return await pinned(self.ranks.nodes, groups) if apart else ()
 
@@ -240,7 +240,7 @@ class RayExecutor:
             pass
         shipment = await self.generation.transport.pack(self.ranks.training, version)
         if await self.pool.publish(shipment):
-            # The packed copy may have changed in memory since: replaced workers get a new copy.
+            # The packed copy in memory may be damaged: workers that replace the refusing ones get a new copy.
             await self.pool.publish(await self.generation.transport.pack(self.ranks.training, version))
         if not shipment.reports:
             return {}

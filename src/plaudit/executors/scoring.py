@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray_worker import RayWorker
 
 HELD, SHARE = 10.0, 0.2
-"""Seconds, and the share of the time, after which a function in the driver's process is reported."""
+"""A function in the driver's process is reported once it has blocked it this many seconds, and this share of time."""
 Reserve = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
-"""Reserves room for a worker's processes in a place, or finds that of the worker before it: where to spawn it."""
+"""Reserves resources for a worker's processes, or reuses those of its predecessor; returns arguments of `spawn`."""
 
 
 class Holding:
@@ -63,8 +63,8 @@ def reserving(settings: Settings) -> list[RewardSettings]:
 
 
 def stays(settings: Settings) -> bool:
-    """True if long answers need not pass the driver: nothing there reads all of their numbers (a plug-in's method may
-    read any column). With servers, training workers come and go, and none of them keeps answers for the others."""
+    """True if long answers may stay on their nodes, since nothing in the driver reads all of their numbers (a plug-in's
+    method may). False with servers: training workers come and go there, and none keeps answers for the others."""
     if settings.runtime.served or settings.rollout.record:
         return False
     ours = type(settings.objective).__module__.startswith("plaudit.")
@@ -114,14 +114,14 @@ class Scoring:
         await together(functions.ready() for functions in self._functions.values())
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
-        """Return the processes of a function. Without any, return `here`, which reports if it blocks the driver."""
+        """Return the function's processes as a reward. Without any, return `here`, wrapped to report long calls."""
         if (which := self._which(reward)) in self._functions:
             return self._functions[which]
         return Holding(here, f"rewards.{which}", self._how["say"]) if isinstance(here, FunctionReward) else here
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """Return the judges, the same whenever they are asked for. They begin to start here: after ranks and rollout
-        workers, which get room first, and while the first answers are sampled."""
+        """Return a reward's judge processes; later calls return the same. The first call begins to start them: after
+        ranks and rollout workers, which get resources first, and while the first answers are sampled."""
         if (which := self._which(reward)) not in self._judges:
             self._judges[which] = JudgeWorkers(partial(self._judge, which, reward), reward.workers, **self._how)
             self._judges[which].open()
@@ -139,7 +139,7 @@ class Scoring:
     async def _function(
         self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int
     ) -> RayWorker[FunctionProcess]:
-        """Start a function's process in reserved room, or beside the driver if it reserves nothing."""
+        """Start a function's process with its reserved resources, or on the driver's node if it reserves nothing."""
         name = f"function {number} ({reward.name or reward.function or reward.kind})"
         if not reward.resources:
             return await self.runtime.beside(make, name=name)

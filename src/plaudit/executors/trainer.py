@@ -72,7 +72,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def dtype_of(settings: Settings) -> torch.dtype:
-    """The dtype of weights and activations."""
+    """Return the dtype of weights and activations that learn.precision names."""
     return DTYPES[settings.learn.precision]
 
 
@@ -160,8 +160,8 @@ class Trainer:
 
     @contextmanager
     def part(self, role: str) -> Iterator[Scorer | Watched]:
-        """Yield the learner or scorer of a role, or `watched`. With several ranks, an out-of-memory error inside
-        becomes RankOutOfMemory, since other ranks may wait for this one."""
+        """Yield the part named `role`: its learner or scorer, or `watched`. With several ranks, an out-of-memory error
+        inside becomes RankOutOfMemory, since other ranks may wait for this one."""
         try:
             yield self.watched if role == WATCHED else self.members[Role(role)]
         except Exception as error:
@@ -176,7 +176,7 @@ class Trainer:
         boxes of the weights for `pending.write`, and rank 0 writes all else. The files are the same whatever the ranks
         hold."""
         model, place = self.models[Role(role)], self.placements[Role(role)]
-        if (share := place.share()) is None:  # it runs through transformers, which writes it
+        if (share := place.share()) is None:  # transformers runs it, and writes it
             if (whole := place.whole()) is not None:
                 save_model(whole, folder, tokenizer=self.tokenizer)
             return
@@ -190,7 +190,7 @@ class Trainer:
         self.keep(filled(share, folder, most=FILE_BYTES, adapters=adapters))
 
     def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
-        """Write a model's folder, adapters included, but only make room for the weights in their files."""
+        """Write a model's folder with its adapters; create the weights' files at full size, but without values."""
         model = self.models[Role(role)]
         folder.mkdir(parents=True, exist_ok=True)
         begin_weights(share, folder, most=FILE_BYTES)
@@ -217,7 +217,7 @@ class Trainer:
 
     @cached_property
     def publisher(self) -> Publisher:
-        """This rank's part in giving samplers in other processes the policy's weights."""
+        """The `Publisher` by which this rank sends the policy's weights to samplers in other processes."""
         place, dtype = self.placements[Role.POLICY], dtype_of(self.settings)
         return Publisher(self.models[Role.POLICY], place, self.ranks, dtype=dtype, device=self.device)
 
@@ -236,7 +236,7 @@ class Trainer:
         settings, policy = self.settings, self.models.get(Role.POLICY)
         saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
         moving = settings.reference.ema > 0
-        dtype = torch.float32 if moving else dtype_of(settings)  # in bfloat16, its small steps would round to nothing
+        dtype = torch.float32 if moving else dtype_of(settings)  # bfloat16 would lose an EMA's steps
         if self.plan.resume is not None and moving and saved.is_dir():
             reference = self._load(str(saved), dtype=dtype)
         elif settings.reference.path is not None:
@@ -271,7 +271,7 @@ class Trainer:
         self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
 
     def _check_tokens(self, setting: str, path: str | None) -> None:
-        """Refuse a model to which the policy's token ids mean other texts."""
+        """Raise SettingsError for a model whose tokenizer gives the policy's token ids other meanings."""
         if path is not None and contradict(load_tokenizer(path), self.tokenizer):
             raise SettingsError(
                 f"{setting}={path} has another tokenizer than the policy, so the same ids mean other texts. Give a "
@@ -295,7 +295,7 @@ class Trainer:
             raise SettingsError("runtime.offload: weights has no effect on the CPU: leave it out, or take device=cuda")
         offload, grid = runtime.offloaded or waits, self.axes.grid
         place = Sharded(model, ranks, device=device, cpu_offload=offload, stage=runtime.stage, grid=grid)
-        release_freed_memory()  # of a whole model that came through transformers
+        release_freed_memory()  # a fallback model was loaded whole before
         return place
 
     @property
