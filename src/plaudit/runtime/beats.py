@@ -2,7 +2,7 @@
 
     each process -> touches a file of its own, in a thread of its own -> `fresh` reads those of its neighbours
 
-A process without a fresh sign may still be alive, so the driver then asks it directly.
+A process without a recent heartbeat may still be alive, so the driver then asks it directly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from plaudit.runtime import stage
 
 PAUSE = 0.25
-"""Seconds between two signs."""
+"""Seconds between two heartbeats of a process."""
 
 
 def begin(node: str) -> None:
@@ -31,7 +31,7 @@ def begin(node: str) -> None:
 
 
 def fresh(node: str, processes: Iterable[int], within: float) -> list[int]:
-    """Return the given process ids whose last sign is at most `within` seconds old."""
+    """Return those of the process ids whose last heartbeat is at most `within` seconds old."""
     folder = _folder(node)
     return [] if folder is None else [one for one in processes if _age(folder / str(one)) <= within]
 
@@ -50,8 +50,8 @@ def _age(file: Path) -> float:
 
 
 def _folder(node: str) -> Path | None:
-    """Make and return the folder of a node's signs, closed to other users. Return None if it cannot be made, or belongs
-    to another user, who could forge signs."""
+    """Make and return the folder of a node's heartbeat files, closed to other users. Return None if it cannot be made,
+    or belongs to another user, who could forge heartbeats."""
     folder = Path(tempfile.gettempdir(), f"plaudit-{os.geteuid()}")
     try:
         for part in (folder, folder / node):

@@ -43,8 +43,8 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
         except BaseException as error:  # noqa: BLE001 - raised again below, once nothing continues after the caller's back
             interrupted = error
             raise_in(thread.ident or 0, KeyboardInterrupt)
-            for loop in loops:  # one that waits must wake up to hear of it
-                with contextlib.suppress(RuntimeError):  # closed
+            for loop in loops:  # a waiting event loop must wake up to raise it
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(lambda: None)
     if interrupted is not None:
         raise interrupted
@@ -54,7 +54,7 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise `error` in another thread, at once in Python code, or when a call of C code returns."""
+    """Raise `error` in the thread with this id: at once in Python code, else when its call of C code returns."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 

@@ -1,4 +1,4 @@
-"""Watch from a thread whether a cluster's head still answers. If it does not, report it, and later end the process.
+"""Watch from a thread whether a Ray cluster's head node still answers. If not, report it, and later end the process.
 
 The run's event loop cannot do this, since Ray's own queries wait for the head. Ray ends a process after a minute
 without a head, but not if the head is frozen. Knows no Ray.
@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 SIGNS = 4
-"""Number of questions within the head's time-out."""
+"""Number of times that the head is asked within `timeout`."""
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Ray's variable for how long its processes wait for a head."""
+"""Ray's variable for how long its processes wait for a lost head to answer again."""
 AGAIN = "resume=latest continues from the newest checkpoint"
 
 
 class HeadWatch:
-    """Asks the head until closed. It counts pauses, not seconds, so not the time in which this process is stopped."""
+    """Asks the head until closed. It counts its pauses, not seconds, so time while this process is stopped is free."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class HeadWatch:
         again: str = AGAIN,
         end: Callable[[], object] = lambda: os._exit(1),
     ):
-        """`ask` returns whether the head answered, raises, or blocks. Without a sign for `timeout` seconds this is
-        reported; after `patience` more seconds the process ends. `again` says how to continue the run."""
+        """`ask` returns True if the head answered; it may also raise or block. After `timeout` seconds without an
+        answer this is reported; after `patience` more, the process ends. `again` tells users how to continue."""
         self._ask, self._timeout, self._patience, self._say, self._end = ask, timeout, patience, say, end
         self._again, self._missed = again, 0
         self._closed = threading.Event()
@@ -49,7 +49,7 @@ class HeadWatch:
 
     def _listen(self) -> None:
         while not self._closed.is_set():
-            with contextlib.suppress(Exception):  # no answer either, whatever it is
+            with contextlib.suppress(Exception):  # any error counts as no answer
                 if self._ask():
                     was_silent, self._missed = self._missed > SIGNS, 0
                     if was_silent and not self._closed.is_set():

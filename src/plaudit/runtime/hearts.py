@@ -1,6 +1,6 @@
 """Ask Ray workers for heartbeats.
 
-RayWorker, once started -> Hearts.add -> vouches, found -> those without a sign are lost
+RayWorker, once started -> Hearts.add -> RayWorker.vouches, found -> workers that do not answer are lost
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from plaudit.runtime.ray_worker import RayWorker
 
 
 class Hearts:
-    """Asks all workers for signs, four times per heartbeat_timeout. On each node one worker is asked, which vouches for
-    the others; a worker that it does not vouch for is asked directly."""
+    """Checks all workers four times per heartbeat_timeout. On each node one worker is asked, and reports which of its
+    neighbours have a recent heartbeat (it vouches for them); the other neighbours are asked directly."""
 
     def __init__(self) -> None:
         self._there: dict[str, list[RayWorker[Any]]] = {}

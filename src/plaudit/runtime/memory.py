@@ -21,10 +21,10 @@ from typing import Any
 from plaudit.support.errors import Ended
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
-"""Names of the parameters in malloc.h."""
+"""Parameters of glibc's mallopt, as numbered in malloc.h."""
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 PLENTY = 0.5
-"""Share of the host's memory that is free where nobody waits for more."""
+"""If at least this share of the host's memory is free, processes need not return theirs."""
 
 
 SAID = (
@@ -32,11 +32,11 @@ SAID = (
     r"unable to mmap .* Cannot allocate memory",
     r"could not create a (primitive|memory object)(?! desc)",
 )
-"""Messages of torch and oneDNN. (A primitive without a descriptor cannot be computed at all.)"""
+"""Messages by which torch and oneDNN report lack of memory (except a primitive without a descriptor: unsupported)."""
 
 
 class OutOfMemory(Ended):
-    """The work does not fit, even in the smallest parts."""
+    """The work does not fit in memory, even in its smallest parts."""
 
     status = 4
 
@@ -45,7 +45,7 @@ class RankOutOfMemory(OutOfMemory):
     """One of several ranks ran out of memory while others wait for it: all must begin again."""
 
     def __init__(self, message: str, micro_tokens: int, score_tokens: int):
-        """`micro_tokens`, `score_tokens`: tokens of a pass at that time."""
+        """`micro_tokens`, `score_tokens`: most tokens of a pass with and without gradients when memory ran out."""
         super().__init__(message)
         self.micro_tokens, self.score_tokens = micro_tokens, score_tokens
 

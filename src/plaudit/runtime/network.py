@@ -11,7 +11,7 @@ from contextlib import suppress
 ADDRESS_OF_INTERFACE = 0x8915
 """SIOCGIFADDR of Linux."""
 _held: dict[str, socket.socket] = {}
-"""Sockets of addresses that this process gave out and does not use yet."""
+"""{address from `free_address`: the socket that holds its port until `listening` takes it}."""
 
 
 def own_address() -> str:
@@ -36,7 +36,7 @@ def _address_of(interface: str) -> str | None:
         return None
     import fcntl
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):  # it has none
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):  # it has no address
         found = fcntl.ioctl(asked.fileno(), ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()))
         return socket.inet_ntoa(found[20:24])
     return None

@@ -44,7 +44,7 @@ class Queue(Generic[Question, Answer]):
     ):
         self._work, self._most, self._withdrawn, self._failed = work, tasks, withdrawn, failed
         self.waiting: deque[Question] = deque()
-        self._calls: dict[Question, _Call[Question, Answer]] = {}  # of every question without an answer, as asked
+        self._calls: dict[Question, _Call[Question, Answer]] = {}  # every question without an answer, in order
         self._tasks: list[asyncio.Task[None]] = []
         self._held = False
 

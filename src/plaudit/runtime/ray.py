@@ -39,7 +39,7 @@ from plaudit.runtime.worker import NodeLost, WorkerLost
 CONNECT = 5.0
 """Seconds in which a cluster's head must accept a connection."""
 LONGEST_PAUSE = 2.0
-"""Seconds between two looks for room."""
+"""Most seconds between two checks whether a placement group has been placed."""
 Kind = TypeVar("Kind")
 
 
@@ -77,7 +77,7 @@ class RayRuntime:
             try:
                 _answering(settings.address)
                 with _sigterm_left_alone():
-                    ray.init(address=settings.address, **common)  # of `auto` it looks for the token too
+                    ray.init(address=settings.address, **common)  # with address=auto, it looks for the token too
             except (ConnectionError, ValueError, exceptions.RayError) as error:
                 raise _not_let_in(settings.address, error) from error
         else:
@@ -96,7 +96,7 @@ class RayRuntime:
                     "characters"
                 ) from error
         self._watch = HeadWatch(
-            self.nodes,  # none if the head did not answer in time
+            self.nodes,  # [], so False, if the head did not answer in time
             timeout=settings.heartbeat_timeout,
             patience=self._patience,
             say=self._say,
@@ -131,8 +131,8 @@ class RayRuntime:
         check_room(self.nodes(), bundles, what=what)
 
     def reserve(self, bundles: Sequence[Resources]) -> Any:
-        """Reserve one bundle a worker, on one node if they fit. Ray's autoscaler sees the request; if a node is lost,
-        Ray looks for room on others."""
+        """Return a placement group with one bundle per worker, on one node if they fit. Ray's autoscaler sees the
+        request; after the loss of a node, Ray looks for room on others."""
         group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
         self._groups.append(group)
         return group
@@ -145,8 +145,8 @@ class RayRuntime:
         self._freed = asyncio.Event()
 
     async def placed(self, group: Any, *, within: float | None) -> bool:
-        """Wait until a whole group has room, or for this many seconds. Return False if it then has none or was given
-        back. Ray is asked again when this run frees room, and less and less often for room that others free."""
+        """Wait until all bundles of a group are placed, at most `within` seconds. Return False if they are not, or if
+        the group was given back. Ray is asked when this run frees resources, else less and less often."""
         loop = asyncio.get_running_loop()
         until = math.inf if within is None else loop.time() + within
         pause = 0.05
@@ -160,7 +160,7 @@ class RayRuntime:
         return True
 
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
-        """Return the error for a group that found no room in time."""
+        """Return the error for a placement group that was not placed in time."""
         return ResourcesError(
             f"{what}: {shown(added(bundles))} did not become free within {self.settings.start_timeout:g} s "
             f"(runtime.start_timeout); now {shown(_state().available_resources())} is free. Free resources, ask for "
@@ -275,7 +275,7 @@ def check_address(address: str) -> None:
 
 def _answering(address: str) -> None:
     """Raise ConnectionError if no head answers. Ray itself would try for a quarter of an hour."""
-    if address == "auto":  # that of RAY_ADDRESS, or the one that was started last on this machine
+    if address == "auto":  # auto: RAY_ADDRESS, or the cluster that was started last on this machine
         address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -284,7 +284,7 @@ def _answering(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
     except OSError as error:
         raise ConnectionError(f"{address}: {error.strerror or error}") from error
-    except OverflowError as error:  # no port has such a number
+    except OverflowError as error:  # OverflowError: a port beyond 65535
         raise ConnectionError(f"{address}: {error}") from error
 
 
@@ -358,7 +358,7 @@ def _own_folder() -> Path:
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise PermissionError(f"{folder} is another user's")
     folder.chmod(0o700)
-    return folder / "ray"  # which Ray itself opens to all
+    return folder / "ray"  # Ray would open it to all users
 
 
 @contextlib.contextmanager

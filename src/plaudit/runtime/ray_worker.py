@@ -40,12 +40,12 @@ LOST = (
     exceptions.ActorUnschedulableError,
 )
 GONE = (*LOST, exceptions.ObjectLostError)
-"""Errors of an object that is lost: what a call returned, or what its argument refers to."""
+"""Ray's errors for a lost process or a lost object (a call's result, or the object of a reference in its arguments)."""
 CALL_TIMEOUT = 3600.0
-"""Seconds of one call, above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats and
-collectives find sooner what dies or hangs: only work that never ends, in a process that answers, comes this far."""
+"""Most seconds of one call, far above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats
+and collectives detect dead or hung processes sooner; this ends work that never finishes in a process that answers."""
 HEART = "heart"
-"""The concurrency group of calls with their own event loop in the actor."""
+"""Name of the actor's concurrency group for heartbeats, which has an event loop of its own."""
 
 
 class Host:
@@ -53,7 +53,7 @@ class Host:
 
     def __init__(self, folder: str, make: Callable[..., Any], *arguments: Any):
         if Path(folder).is_dir():
-            os.chdir(folder)  # so that relative paths in settings mean the same as in the driver
+            os.chdir(folder)  # relative paths in settings then mean the same as in the driver
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._make = partial(make, *arguments)
         self._worker: Any = None
@@ -72,7 +72,7 @@ class Host:
         return os.getpid(), _node()
 
     async def vouch(self, processes: Sequence[int], within: float) -> list[int]:
-        """As `ping`, but return those of the given processes of this node with a sign within `within` seconds."""
+        """As `ping`; return the ids among `processes`, on this node, with a heartbeat in the last `within` seconds."""
         stage.check()
         return beats.fresh(_node(), processes, within)
 
@@ -107,7 +107,7 @@ class RayWorker(Generic[Kind_co]):
         try:
             async with asyncio.timeout(timeout):
                 self.pid, self.node = await _plain(self._actor.build.remote())
-                await self._tell_stage()  # the last one
+                await self._tell_stage()  # the stage that it has reached since the last report
         except TimeoutError:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
@@ -179,7 +179,7 @@ class RayWorker(Generic[Kind_co]):
         try:
             done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            answer.cancel()  # does nothing to what is done
+            answer.cancel()  # no effect on a finished one
         if not done:
             self._end(f"{what} within {timeout:g} s ({limit})")
         if not answer.done():
@@ -187,12 +187,12 @@ class RayWorker(Generic[Kind_co]):
         return answer
 
     async def found(self) -> WorkerLost | None:
-        """Ask for a sign now. Return how the worker was lost, or None."""
+        """Ask the worker for a heartbeat now. Return the WorkerLost if it is lost, else None."""
         await self._sign(self._actor.ping)
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     async def vouches(self, others: Sequence[RayWorker[Any]]) -> list[int]:
-        """Ask the worker for a sign. Return the ids of processes among `others`, on its node, that it vouches for."""
+        """Ask the worker for a heartbeat. Return the process ids among `others`, on its node, that it vouches for."""
         lost = await self._sign(self._actor.vouch, [one.pid for one in others], self.heartbeat_timeout / 4)
         return lost or []
 
@@ -204,7 +204,7 @@ class RayWorker(Generic[Kind_co]):
             return await self._asked_twice(method, *arguments)
         except TimeoutError:
             self._end(self._silent())
-        except exceptions.RayTaskError as error:  # of `stage.check`
+        except exceptions.RayTaskError as error:  # raised by `stage.check`
             self._end(reason_of(error.cause))
         except exceptions.RayError as error:
             self._end(_cause(error))
@@ -311,7 +311,7 @@ def _node() -> str:
 
 
 def _kill_process(pid: int, node: str) -> None:
-    with contextlib.suppress(Exception):  # gone already, or its node is
+    with contextlib.suppress(Exception):  # the process or its node is gone
         if node == ray.get_runtime_context().get_node_id():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

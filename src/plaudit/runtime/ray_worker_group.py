@@ -27,8 +27,8 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
     def __init__(
         self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1, stages: int = 1
     ):
-        """After a call failed on a rank, wait at most `patience` seconds for the ranks' signs. A rank without a sign
-        counts as lost only after runtime.heartbeat_timeout."""
+        """After a call failed on a rank, wait at most `patience` seconds to see whether a rank is lost. A rank without
+        a heartbeat counts as lost after runtime.heartbeat_timeout."""
         self.workers, self.world, self.width, self.stages = tuple(workers), len(workers), width, stages
         self._patience = patience
 
@@ -74,7 +74,7 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
         return lost
 
     async def lost(self) -> WorkerLost | None:
-        """Ask all ranks for a sign. Return the loss of the first that is found lost, or None."""
+        """Ask all ranks for a heartbeat. Return the WorkerLost of the first that is lost, or None."""
         asked = [asyncio.ensure_future(worker.found()) for worker in self.workers]
         done, late = await asyncio.wait(asked, timeout=None if math.isinf(self._patience) else self._patience)
         for sign in late:
@@ -160,7 +160,7 @@ class Abreast(GroupWorker[Kind_co]):
         async with self._turn:
             try:
                 return (await self.worker_group.each(method, *arguments))[0]
-            except SenderLost as lost:  # others may be within a pass
+            except SenderLost as lost:  # others may be waiting within a pass
                 self._end(lost)
                 raise
             except WorkerLost as lost:

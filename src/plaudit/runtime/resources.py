@@ -137,8 +137,8 @@ def crowded(nodes: Sequence[Resources], threads: Sequence[int]) -> str:
 
 
 def packed(nodes: Sequence[Resources], bundles: Sequence[Resources]) -> bool:
-    """True if each bundle finds a node, by first-fit decreasing: first those that few nodes can hold, then the largest.
-    With very unequal bundles it may miss a solution."""
+    """True if the bundles fit on the nodes, by first-fit decreasing: first bundles that few nodes can hold, then the
+    largest. With very unequal bundles it may miss a solution."""
     there, left = added(nodes), [dict(node) for node in nodes]
 
     def size(bundle: Resources) -> float:

@@ -9,23 +9,23 @@ from typing import Any
 from plaudit.support.fields import Section, complaints, leaves, nearest, setting, shown
 
 STAGES = {"replicate": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
-"""How a training step is spread over ranks, and the stage of ZeRO that it is."""
+"""{runtime.strategy: its ZeRO stage}."""
 SERVER = "server"
 """The strategy in which parameter servers hold the optimizer."""
 PUSHES = ("float32", "bfloat16", "int8")
 OFFLOADS = ("reference", "optimizer", "weights")
-"""What may wait in host memory."""
+"""Values that runtime.offload may list."""
 WEIGHTS = ("store", "collective")
-"""How new weights reach rollout workers."""
+"""Values of runtime.weights: the object store, or a collective."""
 BACKENDS = ("auto", "gloo", "nccl")
-"""Libraries for collectives of training ranks and of weights."""
+"""Values of runtime.backend: libraries for collectives."""
 ROLLOUT_TENSOR, MIRRORS = "rollout_tensor", "mirrors"
 AXES = ("data", "context", "tensor", "pipeline", "spans", "replicas", ROLLOUT_TENSOR, MIRRORS)
-"""Axes of a mesh."""
+"""Keys that runtime.mesh may have."""
 PARTS = ("context", "tensor", "pipeline", "replicas")
-"""Those whose ranks depend on each other, which parameter servers do not know."""
+"""Axes of which an island (a worker of parameter servers) cannot have several ranks."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy", "servers")
-"""What only ray follows, and weights depend on."""
+"""Settings that only runtime=ray reads and on which the trained weights depend."""
 OF_RAY = (
     *OF_RANKS,
     "address",
@@ -53,7 +53,7 @@ SHARED = (
 )
 GENERATE, TRAIN = "generate", "train"
 MODELS = ("reference", "critic")
-"""Calls that ranks of their own can do."""
+"""Calls that can have ranks of their own."""
 CALLS = (GENERATE, *MODELS)
 ELSEWHERE = {TRAIN: "runtime.num_training_workers and runtime.mesh", "judge": "rewards.N.workers"}
 """Settings that say where other calls are."""
@@ -67,8 +67,8 @@ FORMS |= dict.fromkeys(MODELS, "such as {workers: 2, mesh: {tensor: 2}, resource
 
 @dataclass(frozen=True)
 class Where:
-    """In the processes of another call (`inside`); in processes of its own on that call's devices, in turn with it
-    (`shares`); or on devices of its own."""
+    """Where one call (such as generate or reference) is computed: in another call's processes (`inside`); in its own
+    processes, on another call's devices in turn with it (`shares`); or on devices of its own."""
 
     workers: int = 1
     mesh: Mapping[str, int] = field(default_factory=dict)
@@ -85,17 +85,17 @@ class Servers:
     """What `runtime.servers` may hold."""
 
     count: int = setting(1, least=1)
-    """Processes that share the optimizer's state."""
+    """Server processes; each holds a part of the parameters and of the optimizer's state."""
     local_steps: int = setting(1, least=1)
-    """Steps that workers make by themselves before they push how far they went."""
+    """Optimizer steps that a worker makes by itself before it pushes the sum of its changes (DiLoCo)."""
     push: str = setting("float32", choices=PUSHES)
-    """Precision of what travels, in both directions."""
+    """Number format of what workers and servers send each other."""
     quorum: int = setting(0, least=0)
-    """A step ends once so many workers are free; 0: all."""
+    """A step ends once this many workers have finished their part of it (or are free); 0: all of them."""
     grace: float = setting(0.0, least=0, unit="seconds")
-    """Time that the others then still have."""
+    """Seconds for which a step still waits for other workers once the quorum is reached."""
     max_stale: int = setting(4, least=0)
-    """Steps (with local_steps: rounds) that a worker may be late by."""
+    """Number of steps (with local_steps: rounds) by which a worker may be late; then steps wait for it."""
     rate: float = setting(0.7, above=0)
     """Nesterov's rate, with local_steps."""
     momentum: float = setting(0.9, least=0, below=1)
@@ -113,10 +113,10 @@ class RuntimeSettings(Section):
     num_training_workers: int = setting(1, least=1)
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
-    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix, {context: 2} for ranks that share the
-    tokens of each pass, or {pipeline: 2} for stages of layers, with spans of layers on each (1) (docs/sharding.md);
-    data multiplies runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards.
-    rollout_tensor counts processes that share a rollout worker's matrices, mirrors copies of a rank's state (0)."""
+    """ray: ranks by axis (docs/sharding.md): {tensor: 2} splits each matrix over two ranks, {context: 2} the tokens of
+    each pass, {pipeline: 2} the layers into stages (spans: groups of layers on each stage, by default 1). data
+    multiplies runtime.num_training_workers; replicas multiplies both: each is a copy of what these hold in shards.
+    rollout_tensor: processes that split a rollout worker's matrices. mirrors: copies of each rank's state (0)."""
     placement: Any = setting(dict)
     """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
     critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
@@ -126,7 +126,7 @@ class RuntimeSettings(Section):
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
-    """ray: likewise for each process of a rollout worker."""
+    """ray: what each process of a rollout worker reserves; empty takes an equal share."""
     strategy: str = setting("replicate", choices=(*STAGES, SERVER))
     """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments (ZeRO 3).
     zero2 gathers weights once a step, zero1 sums gradients once a step too: more memory, less traffic. server keeps the
@@ -142,11 +142,11 @@ class RuntimeSettings(Section):
     backend: str = setting("auto", choices=BACKENDS)
     """ray: library for collectives of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
     start_timeout: float = setting(300.0, above=0, infinite=True, unit="seconds")
-    """Longest time that placing a worker may take, and that its start may take."""
+    """Most time to find resources for a worker, and again for its start."""
     collective_timeout: float = setting(120.0, above=0, unit="seconds")
     """Longest time that training ranks wait for each other, and rollout workers for weights by a collective."""
     heartbeat_timeout: float = setting(10.0, above=0, unit="seconds")
-    """A worker that gives no sign for this long counts as lost. It is asked four times in this time."""
+    """A worker without a heartbeat for this long counts as lost. It is asked four times in this time."""
     max_failures_per_hour: int = setting(3, least=-1)
     """Lost workers that are replaced within any hour. One more ends the run with the reasons; -1 sets no limit."""
 
@@ -162,42 +162,42 @@ class RuntimeSettings(Section):
 
     @property
     def offloaded(self) -> bool:
-        """True if these parts stay in the CPU's memory."""
+        """True if `offload` lists weights: they stay in the CPU's memory, with their gradients and moments."""
         return "weights" in self.offload
 
     @property
     def tensor(self) -> int:
-        """Ranks that hold parts of the same matrices."""
+        """Number of ranks that split each matrix (tensor parallel)."""
         return self.mesh.get("tensor", 1)
 
     @property
     def context(self) -> int:
-        """Ranks that compute the tokens of one pass."""
+        """Number of ranks that split the tokens of each pass (context parallel)."""
         return self.mesh.get("context", 1)
 
     @property
     def width(self) -> int:
-        """Ranks of a data-parallel worker, or of a stage of it, which share each row."""
+        """Number of ranks that compute each row together: tensor times context, on one pipeline stage."""
         return self.context * self.tensor
 
     @property
     def pipeline(self) -> int:
-        """Stages of layers."""
+        """Number of pipeline stages."""
         return self.mesh.get("pipeline", 1)
 
     @property
     def rollout_width(self) -> int:
-        """Processes that hold parts of one rollout worker's model."""
+        """Number of processes of a rollout worker, which split its model's matrices."""
         return self.mesh.get(ROLLOUT_TENSOR, 1)
 
     @property
     def replicas(self) -> int:
-        """Copies of everything that is sharded."""
+        """Number of copies of everything that is in shards."""
         return self.mesh.get("replicas", 1)
 
     @property
     def workers(self) -> int:
-        """Data-parallel workers: what batches are split over."""
+        """Number of data-parallel workers, over which batches are split."""
         return self.num_training_workers * self.mesh.get("data", 1) * self.replicas
 
     @property
@@ -212,13 +212,13 @@ class RuntimeSettings(Section):
 
     @property
     def calls(self) -> dict[str, Where]:
-        """Calls with a place of their own."""
+        """{call: its place}, for calls that `placement` gives a place of their own."""
         return placed(self.placement)
 
     @property
     def shares(self) -> bool:
-        """True if learner and engine take turns on the same devices: the one's moments are in host memory while the
-        other works, which frees its cache then. Needs max_lag=0."""
+        """True if learner and engine take turns on the same devices: the learner's moments are in host memory while the
+        engine works, and the engine frees its cache while the learner works. Needs max_lag=0."""
         return bool(self.calls.get(GENERATE, Where()).shares)
 
     @property
@@ -227,7 +227,7 @@ class RuntimeSettings(Section):
         return self.calls.get(GENERATE, Where()).inside == TRAIN
 
     def host(self, call: str) -> str:
-        """The call in whose processes a call is: itself, or `train`."""
+        """Return the call in whose processes `call` is computed: itself, another one, or `train`."""
         where = self.calls.get(call)
         return TRAIN if where is None else where.inside or call
 
@@ -237,7 +237,7 @@ class RuntimeSettings(Section):
 
     @property
     def apart(self) -> dict[str, RuntimeSettings]:
-        """Calls with ranks of their own, and these settings for them, as if there were no others."""
+        """{call: runtime settings of its own ranks}, for calls with ranks of their own."""
         own = {call: where for call, where in self.calls.items() if not (where.inside or where.shares)}
         common = replace(self, placement={})
         return {
@@ -305,7 +305,7 @@ class RuntimeSettings(Section):
 
     def unread(self, *, replays: bool) -> list[str]:
         """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
-        own = ["placement"] * any(not where.shares for where in self.calls.values())  # one process takes turns too
+        own = ["placement"] * any(not where.shares for where in self.calls.values())  # a local run can take turns too
         keys = () if self.kind == "ray" else OF_RANKS if replays else (*OF_RAY, *own)
         return [f"{key} needs runtime=ray" for key in self._changed(keys)]
 
@@ -339,13 +339,13 @@ class RuntimeSettings(Section):
 
 
 def placed(placement: Any) -> dict[str, Where]:
-    """Calls whose place is given. Empty if something is wrong with it (`faults`), or it is still to be chosen."""
+    """Return {call: its place} of a placement; {} if it is wrong (see `faults`) or still to be chosen (auto)."""
     wrong = placement in PLANNED or next(faults(placement), None)
     return {} if wrong else {call: Where(**entry) for call, entry in placement.items()}
 
 
 def faults(placement: Any) -> Iterator[str]:
-    """What is wrong with a placement, as ends of sentences that begin with its key."""
+    """Yield what is wrong with a placement, as ends of sentences that begin with its key."""
     if not isinstance(placement, Mapping):
         if placement not in PLANNED:
             yield (

@@ -41,7 +41,7 @@ class Place(Generic[Kind]):
     pause: float = 0.0
     """Seconds before the next start."""
     since: float = math.inf
-    """When its last worker became ready, by the event loop's clock; inf once that is lost."""
+    """When its present worker became ready, by the event loop's clock; inf without a worker."""
 
 
 class Supervisor(Generic[Kind]):
@@ -107,7 +107,7 @@ class Supervisor(Generic[Kind]):
             place, first = first, None
             try:
                 return await (self.once(cost, ask) if place is None else self.call(place, cost, ask))
-            except SenderLost:  # the question itself is gone: no worker could answer it
+            except SenderLost:  # what the request refers to is lost: no worker could answer it
                 raise
             except WorkerLost:
                 continue
@@ -123,7 +123,7 @@ class Supervisor(Generic[Kind]):
             load, number = self._loads[0]
             if self.all[number].worker is not None and self.all[number].load == load:
                 return self.all[number]
-            heapq.heappop(self._loads)  # what was so once
+            heapq.heappop(self._loads)  # an outdated entry
         return None
 
     def _count_load(self, place: Place[Kind], cost: int) -> None:
@@ -209,7 +209,7 @@ class Supervisor(Generic[Kind]):
             self._wait_longer(place)
 
     def _wait_longer(self, place: Place[Kind]) -> None:
-        """Wait longer and longer for a place beyond the count that fails repeatedly, until its worker survives for a
+        """Double the pause before the next start of a place beyond `count`; reset it once a worker has survived for a
         while."""
         if asyncio.get_running_loop().time() - place.since > LONGEST_PAUSE:
             place.pause = 0.0
@@ -248,7 +248,7 @@ class Supervisor(Generic[Kind]):
             except Exception as error:  # noqa: BLE001 - raised where a worker is waited for
                 if place.number < self._count:
                     self._give_up(error)
-                else:  # all others are well: it may be its node that lacks something
+                else:  # other workers run: the fault may be this node's
                     self._say(f"a worker that would join did not start: {type(error).__name__}: {reason_of(error)}")
                     self._wait_longer(place)
             await self._tell(place)

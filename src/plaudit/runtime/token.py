@@ -9,7 +9,7 @@ import sys
 from plaudit.runtime.settings import RuntimeSettings
 
 QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""Ray reports a lost worker on several lines; the run reports it and its effect in one."""
+"""Variables that stop Ray's own lines about a lost worker; the run reports the loss and its effect in one line."""
 
 
 def check_cluster(settings: RuntimeSettings) -> None:

@@ -23,7 +23,7 @@ class WorkerLost(RuntimeError):
     """A worker's process died, hung, or cannot be reached. Its current call may or may not have taken effect."""
 
     def __init__(self, name: str, reason: str):
-        reason = reason.rstrip(".")  # Ray's reasons are whole sentences; ours contain them
+        reason = reason.rstrip(".")  # Ray's reasons end with a full stop; ours go on
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
@@ -44,7 +44,7 @@ class SenderLost(WorkerLost):
 
 
 class AnswersLost(SenderLost):
-    """Distant answers are lost with their node. The node's lost workers are counted separately."""
+    """Answers that were still on the node that sampled them are lost with it. Its lost workers count separately."""
 
 
 class NoWorkersError(Ended):

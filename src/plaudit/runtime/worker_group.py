@@ -28,8 +28,8 @@ class WorkerGroup(ABC, Generic[Kind_co]):
     results in rank order, and the worker's own exception if one raises."""
 
     world: int
-    width: int = 1  # neighbours that share each shard, since they hold parts of one model
-    stages: int = 1  # of a pipeline: all get each shard, and the last one gives its results
+    width: int = 1  # ranks that get the same shard, since each holds a part of one model
+    stages: int = 1  # pipeline stages: all get each shard, and the last one returns its results
     name: str | None = None
     """The part of each worker that is called; None: the worker itself."""
 

@@ -1,1 +1,1 @@
-"""Parameter servers (`runtime.servers`): islands of ranks push gradients or differences of weights to them."""
+"""Parameter servers (`runtime.servers`): islands (training workers) push gradients or weight changes to them."""

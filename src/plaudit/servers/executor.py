@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 SERVER = "parameter server"
 NOMINAL = {"memory": float(1 << 20)}
-"""What a server reserves: a place on a node. It computes for a moment a step, while workers wait."""
+"""Resources that a server reserves, only to be placed: it computes for a moment per step, while workers wait."""
 
 
 def _served(settings: Settings) -> Servers:
@@ -47,7 +47,7 @@ def _served(settings: Settings) -> Servers:
 
 
 class ServerProcess:
-    """A parameter server in its process; `part(role)` yields its share of that role's model."""
+    """A parameter server in its process; `part(role)` yields its `ServerPart` of that role's model."""
 
     def __init__(self, recipe: Mapping[str, Any]):
         from plaudit.settings.recipes import load_settings
@@ -62,7 +62,7 @@ class ServerProcess:
 
 
 class ServedProcess(RankProcess):
-    """A rank of an island. Its part named `PUSHING + role` is the `Pusher`, which exchanges data with servers."""
+    """A rank of an island (a training worker). Its part named `PUSHING + role` is the role's `Pusher`."""
 
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
         super().build(address, rank, world, timeout)
@@ -77,7 +77,7 @@ class ServedProcess(RankProcess):
 
 
 class ServedRankGroups(RankGroups):
-    """Here `workers`, which `RayExecutor` watches, are the servers: losing one takes the run back to a checkpoint."""
+    """Rank groups whose `workers` are the servers: `RayExecutor` watches them, and the loss of one ends the attempt."""
 
     supervisor: Supervisor[Any] | None = None
     team: Team[Any]
@@ -172,7 +172,7 @@ class ServerExecutor(RayExecutor):
         await self._by_one(lambda: super(ServerExecutor, self).save(role, folder))
 
     async def written(self, folders: Sequence[Path]) -> None:
-        """Fetch the files from the living islands. They have written them already in `save`, as any may be lost."""
+        """Fetch checkpoint files from the living islands, which wrote them in `save`: an island may be lost later."""
         for folder in folders:
             await collected([island.worker.worker_group for island in self.ranks.team.islands if island.alive], folder)
 

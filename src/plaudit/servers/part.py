@@ -1,4 +1,4 @@
-"""A parameter server's part of one trained model: the masters and optimizer state of a run of its numbers.
+"""A parameter server's part of one trained model: masters and optimizer state of a contiguous run of its numbers.
 
     pushes of workers -> add -> step: AdamW on a sum of gradients, or Nesterov on a mean of differences -> new weights
 
@@ -21,17 +21,17 @@ from plaudit.runtime.settings import Servers
 from plaudit.servers.pushes import Array, decode, encode
 
 SENT, MOMENTUM, STEP, MOMENTS = "sent", "momentum", "step", ("exp_avg", "exp_avg_sq")
-"""Kinds of what a server keeps, beside masters. `sent`: what workers hold, as far as messages have rounded masters."""
+"""Kinds of state that a server keeps besides masters. `sent`: the weights that workers hold, if pushes are rounded."""
 
 
 class Beginning(NamedTuple):
     """The state from which a server begins."""
 
     pieces: Sequence[tuple[int, bool]]
-    """The numbers of each parameter within its run, and whether they are of a matrix, which decays."""
+    """For each parameter in the server's run: (how many of its numbers, True if it is a matrix: weight decay)."""
     steps: float
     state: Mapping[str, Array]
-    """Masters, and what else was saved, by kind."""
+    """Saved state of the run's numbers by kind: masters, moments."""
 
 
 class ServerPart:
@@ -66,7 +66,7 @@ class ServerPart:
         return list(self.optimizer.moments.values())
 
     def add(self, shares: Sequence[float], *pushes: Array) -> float:
-        """Sum the workers' pushes, each times its share, in the order given. Return the sum's squared norm."""
+        """Sum the pushes, each times its share of the step's tokens, in this order. Return the sum's squared norm."""
         self.sum = torch.zeros_like(self.values)
         for share, push in zip(shares, pushes, strict=True):
             self.sum.add_(decode(push, self.servers.push), alpha=share)
@@ -74,7 +74,7 @@ class ServerPart:
 
     @torch.no_grad()
     def step(self, rate: float, norm: float) -> tuple[Array, int]:
-        """Take the step with the sum, whose norm over all servers is `norm`. Return workers' message, and its bytes."""
+        """Step with the sum of `add`; `norm`: its norm over all servers. Return the message for workers, its bytes."""
         if self.averages:
             momentum = self.held[MOMENTUM].mul_(self.servers.momentum).add_(self.sum)
             self.values.sub_(self.sum.add_(momentum, alpha=self.servers.momentum), alpha=self.servers.rate)

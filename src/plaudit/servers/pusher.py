@@ -29,7 +29,7 @@ Units = Batch
 
 
 def share(units: Units) -> float:
-    """Return these units' share of the trained tokens of their step."""
+    """Return the share that these units have of the trained tokens of their whole step."""
     assert units.token_share is not None, "a step's batch is weighed"
     return float(units.token_share.double().sum())
 
@@ -48,7 +48,7 @@ class Pusher:
         self.own: Tensor | None = None
         """The worker's weights after its own steps; None: the servers'."""
         if not self.drifts:
-            self.optimizer.moments = {}  # servers have them
+            self.optimizer.moments = {}  # the servers have moments
 
     def begun(self, path: Path | None) -> tuple[Any, ...]:
         """Return each server's Beginning, from the checkpoint at `path` (of any strategy) if given; and last, a 0."""
@@ -89,7 +89,7 @@ class Pusher:
             self.learner.apply(take)
 
     def push(self) -> tuple[Any, ...]:
-        """Return a message for each server, and their bytes: the gradient, or the servers' weights minus own ones."""
+        """Return a message per server (gradient; with local steps servers' weights minus own), then bytes in all."""
         if not self.drifts:
             values = _flat(self.optimizer.collected.values())
             self.optimizer.clear()
@@ -134,7 +134,7 @@ class Pusher:
         else:
             values = {}
         if self.servers.push == "float32":
-            state.pop(MASTER, None)  # the model itself
+            state.pop(MASTER, None)  # equal to the model's weights, which are saved
         own = {} if self.own is None else {"own": self.own}
         save_file({"carried": self.feedback.carried, **own, **state}, _of(path, f"worker{number}"))
         return values

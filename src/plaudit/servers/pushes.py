@@ -1,6 +1,6 @@
 """What workers and parameter servers send each other: flat numbers in float32, bfloat16 or int8, as bytes.
 
-    numbers + what rounding has kept back -> encode -> bytes -> decode -> rounded numbers
+    numbers + rounding errors of the last step -> encode -> bytes -> decode -> rounded numbers
 
 int8 has a float32 scale for each block of 256 numbers, so 8.125 bits a number (error feedback: 1-bit SGD, Seide et al.
 2014; blocks: Dettmers et al. 2022, https://arxiv.org/abs/2110.02861).
@@ -22,7 +22,7 @@ BLOCK = 256
 
 
 def cuts(total: int, count: int) -> list[tuple[int, int]]:
-    """Return each server's run of the numbers as (start, stop), in whole blocks; last runs may be shorter or empty."""
+    """Cut `total` numbers into a run per server, (start, stop), of whole blocks; last runs may be shorter or empty."""
     each = -(-total // (BLOCK * count)) * BLOCK
     return [(min(number * each, total), min((number + 1) * each, total)) for number in range(count)]
 
@@ -41,10 +41,10 @@ def encode(values: Tensor, push: str) -> Array:
 
 def decode(message: Array, push: str) -> Tensor:
     """Return a message's numbers in float32; they may share its memory."""
-    if not len(message):  # a server more than there are blocks
+    if not len(message):  # more servers than blocks: this one has none
         return torch.zeros(0)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is handed over read-only
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # arrays in shared memory are read-only
         found = torch.from_numpy(message)
     if push == "float32":
         return found.view(torch.float32)
@@ -62,7 +62,7 @@ def _bytes(values: Tensor) -> Array:
 
 
 class Feedback:
-    """Encodes numbers, and adds the rounding errors of each step to the next step's numbers, so that none add up."""
+    """Encodes numbers. Each step's rounding errors are added to the next step's numbers, so that they do not add up."""
 
     def __init__(self, size: int, push: str):
         self.push, self.carried = push, torch.zeros(0 if push == "float32" else size)

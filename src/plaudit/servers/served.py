@@ -28,17 +28,17 @@ from plaudit.servers.team import PUSHING, Island, Result, Team
 from plaudit.types import Role, Stats
 
 Pushed = tuple[list[Any], int]
-"""References to the messages of a push, one a server, and their bytes."""
+"""A push: (references to its messages, one per server; their bytes together)."""
 
 
 @dataclass(eq=False)
 class Work:
-    """Units that an island was asked to learn from."""
+    """Units of a batch that an island was asked to compute gradients of."""
 
     island: Island
     units: Units
     share: float
-    """Of the whole step's tokens."""
+    """The units' share of the whole step's trained tokens."""
     turn: int
     task: asyncio.Task[tuple[Stats, Pushed]]
 
@@ -48,7 +48,7 @@ class Work:
 
 
 class Served(Learners):
-    """The learners of one role."""
+    """The learners of one role, on islands: `Learners` as the loop calls them."""
 
     def __init__(self, team: Team[Any], role: Role, halt: Callable[[Stats], str | None]):
         super().__init__(team.part(Learner, role))
@@ -57,7 +57,7 @@ class Served(Learners):
         self.drifts = self.settings.local_steps > 1
         self.turn = self.since = 0
         self.work: list[Work] = []
-        """What is not part of a step yet."""
+        """Work that islands were given and that is not part of a step yet."""
         self.arrived: list[Work] = []
         self.rate = self.norm = 0.0
 
@@ -108,8 +108,8 @@ class Served(Learners):
         return messages, await island.worker.worker_group.first.fetched(size)
 
     async def _collect(self, step: int, rate: float) -> None:
-        """Takes: what is asked. Waits for: all, or for the quorum, the grace and those who are too late. Woken by: each
-        end and each loss. Gives: `arrived`, in the order of asking."""
+        """Takes: the work that was asked. Waits for: all of it; or for the quorum, the grace, and workers late by
+        max_stale. Woken by: each end and each loss. Gives: `arrived`, in the order of asking."""
         clock, until, settings = asyncio.get_running_loop().time, math.inf, self.settings
         while True:
             await self._cut_again(step, rate)
@@ -127,7 +127,7 @@ class Served(Learners):
         self.work = [work for work in self.work if not work.task.done()]
 
     async def _cut_again(self, step: int, rate: float) -> None:
-        """Split this step's units of lost workers over the other islands, and drop such units of earlier steps."""
+        """Split lost islands' units over the other islands if they are of this step; drop those of earlier steps."""
         for work in [work for work in self.work if work.task.done() and _lost(work.task)]:
             self.work.remove(work)
             if work.turn == self.turn:
@@ -173,7 +173,7 @@ class Served(Learners):
         await asyncio.gather(*(step(island, part) for island, part in shares.items()))
 
     async def _late_steps(self) -> None:
-        """Let late islands take their own steps, or drop skipped ones, before they get new units."""
+        """Let islands that finished late take their own local steps (or drop skipped ones) before new units."""
         late = [work for work in self.work if work.task.done() and not _lost(work.task)]
         self.work = [work for work in self.work if not work.task.done()]
         for skipped in (0.0, 1.0):
@@ -196,7 +196,7 @@ class Served(Learners):
 
     @property
     def _resting(self) -> list[Island]:
-        """Free islands whose own steps, if they make any, are all taken."""
+        """Free islands that have no local step left to take."""
         prepared = {work.island for work in self.work} if self.drifts else set()
         return [island for island in self.team.free if island not in prepared]
 

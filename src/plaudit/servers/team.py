@@ -1,6 +1,6 @@
 """Training workers that come and go, with the newest weights of the parameter servers.
 
-Supervisor -> refresh: who is here, with newest weights -> Team, a worker group; one is lost -> another does its part
+Supervisor -> refresh: free islands, given the newest weights -> Team, a worker group; a lost one's work goes to others
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 PUSHING = "pusher of the "
-"""Before a role: the part of a worker that is its `Pusher`."""
+"""PUSHING + role is the name of the part of a rank that is the role's `Pusher`."""
 PAUSE = 0.02
 
 
@@ -36,14 +36,14 @@ class Island:
 
     worker: GroupWorker[Any]
     versions: dict[str, int] = field(default_factory=dict)
-    """Of the servers' weights that it has, by role."""
+    """{role: version of the servers' weights that the island has}."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """What it has trained on by itself since its last push, in shares of steps, by role."""
+    """{role: tokens that it took local steps on since its last push, as a sum of shares of steps}."""
     missed: Counter[str] = field(default_factory=Counter)
-    """Rounds that it has missed since, by role."""
+    """{role: rounds of averaging that it has missed since its last push}."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Units and their push are one piece of work."""
+    """Held from the start of a pass over units to the end of their push, so that no other work comes in between."""
 
     @property
     def alive(self) -> bool:
@@ -65,15 +65,15 @@ class Island:
 
 
 class Team(WorkerGroup[Kind_co]):
-    """All ranks of current islands as one worker group; each can do the work of another. The number of ranks changes
-    in `refresh` and with every loss."""
+    """All ranks of the present islands as one worker group. Any island can do the work of another; their number
+    changes in `refresh` and with every loss."""
 
     def __init__(self, supervisor: Supervisor[Any], servers: RayWorkerGroup[Any], settings: Servers):
         self.supervisor, self.servers, self.settings = supervisor, servers, settings
         self.islands: list[Island] = []
         self.versions: dict[str, int] = {}
         self.bytes = Counter[str]()
-        """What has travelled since it was last asked for, by role."""
+        """{role: bytes sent between workers and servers since the figure was last reported}."""
 
     async def begin(self, role: str, path: Path | None = None) -> None:
         """Load the servers with a free worker's weights of a role, or with the state that it reads at `path`."""
