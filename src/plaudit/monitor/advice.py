@@ -1,4 +1,4 @@
-"""What to try after a warning, for the run that there is: with its rewards' names and the present values of settings.
+"""Fit advice after a health warning to the run: with its rewards' names and the present values of its settings.
 
 "lower optimizer.learning_rate", settings -> "lower optimizer.learning_rate (now 0.001)", or nothing to say
 """
@@ -18,13 +18,13 @@ _ABOUT = re.compile(
 def advised(
     items: Iterable[str | Mapping[str, str]], settings: Mapping[str, Any] | None, rewards: Mapping[str, str]
 ) -> str:
-    """Return one sentence. `settings` are by dotted key; None if they are not known. `rewards`: kinds by name."""
+    """Return all advice as one sentence. `settings`: by dotted key, None if unknown. `rewards`: kind by name."""
     text = "; ".join(_told(items, settings, rewards))
     return f"{text[:1].upper()}{text[1:]}{'.' * bool(text)}"
 
 
 def named(rewards: Mapping[str, str]) -> str:
-    """A run's rewards in words: "the judge", "the reward short", "the rewards gsm8k and short"."""
+    """Return a run's rewards in words: "the judge", "the reward short", "the rewards gsm8k and short"."""
     if not rewards:
         return "the reward"
     if set(rewards.values()) == {"judge"} and len(rewards) == 1:
@@ -49,7 +49,7 @@ def _told(
 
 
 def _about(about: re.Match[str], settings: Mapping[str, Any] | None) -> str:
-    """Return advice about the setting that the run has; "" if it has none of them, or follows the advice already."""
+    """Return the advice for the setting that the run has; "" if it has none of them or follows the advice already."""
     verb, asked = about["verb"], dict(one.partition("=")[::2] for one in about["keys"].split(" | "))
     if settings is None:
         return f"{about['before']}{verb} {about['keys'].replace(' | ', ' or ')}{about['after']}"
@@ -63,7 +63,7 @@ def _about(about: re.Match[str], settings: Mapping[str, Any] | None) -> str:
         done = "" if met else f"set {key}{'=' * bool(wanted)}{wanted}"
     elif verb == "change":
         done = f"change {key}={wanted}" if value == wanted else ""
-    elif not value:  # it is off: it can be neither lowered nor raised
+    elif not value:  # 0 or null: the setting is off
         done = "" if verb == "lower" else f"set {key}"
     else:
         lowest = verb == "lower" and value == 1 and isinstance(value, int)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLUMNS = {figure.label: figure.form for figure in FIGURES if figure.label}
 """Columns of a step line, and their formats."""
 STAMP = "%Y-%m-%d %H:%M:%S"
-"""Before each line of a log."""
+"""Time format at the start of each line of the log."""
 SPARED = ("elapsed", "left", "tok/s", "bubble", "gap", "lag", "length", "kl")
 """Columns of a step line that a narrow terminal does without, in this order. The bar shows the time."""
 COLOURS = (
@@ -48,7 +48,7 @@ class Reporter:
         from rich.console import Console
 
         self.console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
-        self.console.on_broken_pipe = self._unheard  # type: ignore[method-assign]  # rich's own ends the process
+        self.console.on_broken_pipe = self._unheard  # type: ignore[method-assign]  # rich would end the process
         self._log: Path | None = None
         self._bar: Bar | None = None
         self._steps: StepTable | None = None
@@ -91,7 +91,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
-        """If the block raises, write the error to the log and raise it again; the caller prints it."""
+        """If the block raises, write the error to the log and raise it again; the caller of the run prints it."""
         try:
             yield
         except BaseException as error:
@@ -106,11 +106,11 @@ class Reporter:
             self._unheard()
 
     def _unheard(self) -> None:
-        """Ignore a closed output (`| head`, a closed terminal): a run goes on without it."""
+        """Stop printing if the output was closed (`| head`, a closed terminal); the run goes on."""
         if not self.console.quiet:
             self.console.quiet = True
-            with contextlib.suppress(OSError, ValueError):  # no file behind it
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a place for its buffered output
+            with contextlib.suppress(OSError, ValueError):  # stdout is not a file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what is still buffered
             self._record("standard output is closed: further output is in this log only")
 
     def _record(self, text: str) -> None:
@@ -200,12 +200,12 @@ class ProgressBar:
 
 
 def step_line(record: Mapping[str, float], bar: ProgressBar) -> str:
-    """One line of a training step, and one of its evaluation if it had one."""
+    """Return one line for a training step, and a second one for its evaluation if it had one."""
     width = len(str(bar.total))
     parts = [f"step {bar.done:>{width}}/{bar.total}"]
     for label, form in COLUMNS.items():
         value = next((record[one.name] for one in FIGURES if one.label == label and one.name in record), None)
-        if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
+        if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # NaN and inf are shown
             parts.append(f"{label} {rounded(value, form)}")
     line = "  ".join([*parts, f"elapsed {clock(bar.elapsed)}", f"left {clock(bar.remaining)}"])
     measured = {name: value for name, value in record.items() if name.startswith("validation/")}
@@ -214,8 +214,8 @@ def step_line(record: Mapping[str, float], bar: ProgressBar) -> str:
 
 
 def fitted(line: str, width: int) -> Text:
-    """A line with colours, within a terminal's width: a step's with fewer columns, any other over several lines, broken
-    between words. A word that is wider than the terminal stays whole."""
+    """Return a line with colours that fits a terminal's width: a step's line loses columns, any other is broken between
+    words. A word that is wider than the terminal stays whole."""
     from rich.text import Text
 
     if line.startswith("step "):

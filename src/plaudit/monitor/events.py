@@ -16,12 +16,12 @@ from pathlib import Path
 from plaudit.monitor.sinks import JsonLines
 
 LEAST = 0.005
-"""Seconds; shorter stretches are recorded as one once they last that long together."""
+"""Shortest recorded stretch in seconds; shorter ones are joined until they last this long together."""
 
 
 @dataclass(slots=True)
 class Lane:
-    """What one worker does at present."""
+    """A phase of one worker that is under way: when it began, and how many requests are in it."""
 
     begin: float
     version: int
@@ -29,7 +29,7 @@ class Lane:
 
 
 class Events(JsonLines):
-    """Append the stretches of a run. `version` is that of the weights at present."""
+    """Append a run's stretches of time to events.jsonl. `version`: the present version of the weights."""
 
     def __init__(self, path: Path, *, version: int = 0, clock: Callable[[], float] = time.time):
         super().__init__(path)
@@ -62,7 +62,7 @@ class Events(JsonLines):
                 self.add(worker, phase, lane.begin, self.clock(), lane.version)
 
     def _count(self) -> None:
-        """Count the time since the last call as sampling, else as rewards, by what runs now; not during evaluation."""
+        """Count the time since the last call as sampling if anything samples, else as rewards; not in evaluation."""
         now, phases = self.clock(), {phase for _, phase in self._lanes}
         phase = next((one for one in self._spent if one in phases and "evaluates" not in phases), None)
         if phase is not None:
@@ -76,7 +76,7 @@ class Events(JsonLines):
         return {"time/generate": found["samples"], "time/rewards": found["scores"]} if any(found.values()) else {}
 
     def cut(self, version: int) -> None:
-        """End every open stretch, since what follows is of other weights."""
+        """End every open stretch and begin it again, since the weights are now of `version`."""
         now, self.version = self.clock(), version
         for (worker, phase), lane in self._lanes.items():
             self.add(worker, phase, lane.begin, now, lane.version)

@@ -1,4 +1,4 @@
-"""The figures of a run that people are shown, and their words (`figures.yaml`): in lines, curves, pictures, tables."""
+"""Which figures of a run are shown in lines, curves, pictures and tables, and by which labels (`figures.yaml`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Where one figure is shown, and its words there; "" where it is not. `figures.yaml` explains the fields."""
+    """Labels of one figure by where it is shown; "" where it is not. `figures.yaml` explains the fields."""
 
     name: str
     title: str = ""

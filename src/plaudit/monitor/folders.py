@@ -1,8 +1,8 @@
-"""The runs below a folder, as the page shows them: what they are, how they go, their settings and figures. Only reads.
+"""Read the runs below a folder for the page: their state and progress, settings and figures. Nothing is written.
 
 settings.yaml, log.txt, metrics.jsonl, health.jsonl, events.jsonl -> plain values, as JSON has them
 
-A folder may be anyone's: what cannot be read of a run is that run's reason, and other runs are shown.
+A folder may be anyone's: for a run that cannot be read the reason is shown, and other runs are shown as usual.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from plaudit.support.fields import flat
 from plaudit.support.visible import visible
 
 DEPTH = 4
-"""How far below the folder runs are looked for."""
+"""Depth of folders to which runs are searched for."""
 MOST = 500
-"""Runs that are shown, the newest."""
+"""Largest number of runs that are shown, the newest ones."""
 LOOKED_AT, ENTRIES = 20_000, 10_000
-"""Most folders that are looked through for runs, and entries of each."""
+"""Most folders that are searched for runs, and most entries read of each."""
 SILENT = 120.0
-"""Seconds without a word after which a run that has not ended is called silent."""
+"""Seconds without new output after which a run that has not ended is shown as silent."""
 MEASURED = ("validation/", "evaluation/")
-"""Beginnings of the names of figures that few steps have."""
+"""Prefixes of figures that only few steps have."""
 POINTS = 3000
-"""Steps that a curve has at most; of more, every n-th and the last."""
+"""Most points of a curve; of more steps, every n-th and the last one are shown."""
 NAMES = 1000
-"""Figures that are shown of a run; their number times POINTS bounds an answer."""
+"""Most figures that are shown of a run; NAMES times POINTS bounds the size of a response."""
 TAIL = 16_000
-"""Bytes of a log's end."""
+"""Bytes that are read from the end of a log."""
 EVALUATED = "evaluations.jsonl"
-"""Figures of a run's checkpoints that were evaluated beside it."""
+"""File with figures of checkpoints that `plaudit evaluate --follow` measured."""
 PORT = 8010
 """The port of `plaudit monitor --serve`, unless another one is given."""
 RUN = ("metrics.jsonl", "settings.yaml")
 """A folder with one of these is a run."""
 FILES = (*RUN, "log.txt", "samples.jsonl", "samples.index.jsonl", "health.jsonl", "events.jsonl", EVALUATED)
-"""What is read of a run."""
+"""Files of a run's folder that are read."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")
 _TOLD = re.compile(
     r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (done:|the run ended:|step +\d+/|\w+: logs .*in .*, checkpoints in )(.*)", re.M
 )
-"""What tells how a run goes. Other lines may come after its end: of a pipeline's next stage, of an evaluation."""
+"""Lines of log.txt that tell a run's state. Others may follow its end: of a pipeline's next stage, an evaluation."""
 
 
 def address_of_run(folder: Path) -> str:
@@ -88,7 +88,7 @@ def _folders(folder: Path, name: str, depth: int, visited: set[tuple[int, int]])
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle
+    except OSError:  # links that form a circle
         return False
 
 
@@ -107,7 +107,7 @@ def _stat(path: Path) -> tuple[float, int]:
 
 
 def summary(name: str, folder: Path) -> dict[str, Any]:
-    """One row of the list of runs. A run whose files cannot be read has the state "unreadable", and the reason."""
+    """Return one row of the list of runs. A run whose files cannot be read has the state "unreadable" and a reason."""
     row = {"name": name, "method": "", "state": "unreadable", "step": 0, "steps": 0, "changed": changed(folder)}
     row |= {"answers": os.path.lexists(folder / "samples.jsonl"), "last": ""}
     try:
@@ -143,7 +143,7 @@ def _tail(path: Path) -> str:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """A run's settings by key, {"learn.precision": "float32"}; {} if the file is absent. Raises UnreadableError."""
+    """Return a run's settings by key, {"learn.precision": "float32"}; {} without a file. Raises UnreadableError."""
     path = folder / "settings.yaml"
     found = _settings(path, *_stat(path)) if os.path.lexists(path) else {}
     if isinstance(found, UnreadableError):
@@ -153,14 +153,14 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 @lru_cache(MOST)
 def _settings(path: Path, written: float, size: int) -> dict[str, Any] | UnreadableError:
-    """Read a file of settings once while it stays the same, or return why it cannot be read."""
+    """Read a file of settings, cached by its time and size; return, not raise, the reason why it cannot be read."""
     import yaml
 
     try:
         tree = yaml.safe_load(yaml_text(path))
     except UnreadableError as error:
         return error
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:  # ValueError: an impossible date
         return UnreadableError(f"{path} cannot be read as settings: {' '.join(str(error).split())}")
     found = flat(tree) if isinstance(tree, dict) else {}
     plain = (str, int, float, list, dict, type(None))
@@ -187,7 +187,7 @@ class Followed:
                 raise UnreadableError(f"{self.path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read")
             if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._read:
                 self.records, self._read, self._identity = [], 0, (found.st_dev, found.st_ino)
-            for begin, line in lines(self.path, self._read):  # a torn line, or one being written, comes later
+            for begin, line in lines(self.path, self._read):  # an incomplete last line is read later
                 self._read = begin + len(line)
                 if (one := parsed(line)) is not None:
                     self.keep(one)
@@ -218,7 +218,7 @@ def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
         thinned.append(records[-1])
     items = (item for one in thinned for item in one.items())
     names = dict(islice(dict.fromkeys(name for name, value in items if value in (None, finite(value))).items(), NAMES))
-    if every > 1:  # figures of few steps, such as a validation's, are not left out
+    if every > 1:  # but every value of figures that few steps have, such as validation's
         rare = [name for name in names if name.startswith(MEASURED)]
         more = [one for one in records if any(name in one for name in rare)]
         more = more[:: max(1, -(-len(more) // POINTS))]

@@ -2,8 +2,8 @@
 
     metrics of a step -> history (the first and the latest figures) -> every rule -> alarms
 
-A rule warns once when its severity reaches 1. It warns again only at twice that severity, or after the sign went away.
-`Ledger` makes one entry of all warnings of a sign, with its first and last step, and knows which words are new.
+A rule looks for one sign of trouble. It warns when its severity reaches 1; then only at twice that severity, or after
+the sign went away. `Ledger` joins all warnings of a sign, with its first and last step, and knows which words are new.
 Left out: stopping or changing a run, which is the user's decision.
 """
 
@@ -20,19 +20,19 @@ from plaudit.monitor.advice import advised, named
 from plaudit.monitor.rules import BEGIN, MEMORY, RECENT, RULES, History, Series
 
 CALM, AWAY = 0.8, 20
-"""A sign has gone away after AWAY checks in a row with severities below CALM."""
+"""A sign counts as gone after AWAY checks in a row with severities below CALM."""
 WORSE = 2.0
 """A sign warns again when its severity is this many times that of its last warning."""
 SLOWER = 1.25
 """A step that takes this many times its planned seconds is slow."""
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 LOWERED = ("micro_tokens/min", "score_tokens/min")
-"""Figures that exist only if memory ran out."""
+"""Figures that exist only after a pass ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A sign that warns now."""
+    """A warning: a sign of trouble (such as "clipping") whose rule warns at this step."""
 
     sign: str
     severity: float
@@ -43,12 +43,12 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """The alarm as one line for a terminal."""
+        """The warning as one line for a terminal."""
         return f"{self.saw} {self.why} {self.advice}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """The alarm as a line of health.jsonl, without the step."""
+        """The warning as a record for health.jsonl, without the step."""
         return asdict(self)
 
 
@@ -94,7 +94,7 @@ def _span(entry: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Shown:
-    """A sign that has warned: the severity of its last warning, and the number of calm checks in a row since."""
+    """State of a sign after a warning: the last warning's severity, and the calm checks in a row since."""
 
     severity: float
     calm: int = 0
@@ -119,7 +119,7 @@ class Health:
         self.planned, self._left_out = planned or {}, frozenset(left_out)
         self._rewards, self._settings = rewards or {}, settings
         self.present: dict[str, float] = {}
-        """Severities of the signs of the last step, also of those that warned before."""
+        """{sign: severity} of the signs present at the last step, also of those that warned before."""
         self._history = History()
         self._history.truths = tuple(truths)
         self._shown: dict[str, Shown] = {}

@@ -1,4 +1,4 @@
-"""A run's steps in a notebook: one table that renews itself, instead of a line a step.
+"""A run's steps in a notebook: one table that is updated, instead of a line a step.
 
 a step's line -> its columns -> a row -> the cell's output is replaced
 """
@@ -39,7 +39,7 @@ class StepTable:
         self._show()
 
     def html(self) -> str:
-        """The table: its heads, and the last rows."""
+        """Return the table as HTML: the column heads and the last rows."""
         return rendered(STEPS, columns=self.columns, rows=self.rows[-ROWS:], hidden=len(self.rows) - ROWS)
 
     def _show(self) -> None:

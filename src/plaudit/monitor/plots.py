@@ -29,7 +29,7 @@ PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2
 LARGEST = 1e100
 """Largest number that is drawn: matplotlib cannot place 1e308 and -1e308 on one axis."""
 LINES = ("-", ":", "-.")
-"""Colour of runs for which no other colour is left."""
+"""Line styles, which tell runs apart when they share a colour."""
 STYLE = Path(__file__).with_suffix(".mplstyle")
 PLOTS = {plot: [one for one in FIGURES if one.plot == plot] for plot in ("loss", "accuracy", "reward", "kl", "entropy")}
 """The figures of each picture."""
@@ -62,7 +62,7 @@ class PlottedCurve:
     steps: Sequence[float]
     values: Sequence[float]
     measured: bool = False
-    """Drawn as points: occasional measurements such as validation losses."""
+    """True if it is drawn as points: occasional measurements such as validation losses."""
 
 
 @dataclass(slots=True)
@@ -145,15 +145,15 @@ def _began(metrics: Path) -> str:
 
 
 def _hidden(path: Path) -> bool:
-    """True if it is in a hidden folder, as a run that is being replaced."""
+    """True if the path is in a hidden folder, such as that of a run that is being replaced."""
     return any(part.startswith(".") for part in path.parts)
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Mean of about `width` values around each one, nearer ones counting more, fewer at the ends: it does not lag."""
+    """Return for each value a weighted mean of about `width` values around it (fewer at the ends): it does not lag."""
     half = max(1, width // 4)
     smoothed = list(values)
-    for _ in range(2):  # a box twice is a triangle
+    for _ in range(2):  # two box filters make a triangle
         sums = [0.0, *accumulate(smoothed)]
         ends = [(max(0, index - half), min(len(values), index + half + 1)) for index in range(len(values))]
         smoothed = [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
@@ -174,7 +174,7 @@ def _panels(plot: str, runs: Sequence[PlottedRun]) -> list[Panel]:
 
 
 def _same(panels: Sequence[Panel], first: str, second: str) -> bool:
-    """True if two panels show the same figures: the judge is then the whole reward."""
+    """True if two panels show equal figures, as the judge's and the reward's do if the judge is the only reward."""
     curves = {panel.title: panel.curves for panel in panels}
     return first in curves and curves[first] == curves.get(second)
 
@@ -192,7 +192,7 @@ def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
             unit = _policy_unit(run) if figure.name == "loss/policy" else figure.unit
             panel = panels.setdefault((run.stage, figure.name), Panel(f"{run.stage}: {figure.title}", unit))
             panel.curves.append(curve)
-            if validation.steps:  # belongs to the run's first loss
+            if validation.steps:  # is shown with the run's first loss
                 panel.curves.append(validation)
                 validation = PlottedCurve("", [], [])
     return list(panels.values())
@@ -200,11 +200,11 @@ def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
 
 def _policy_unit(run: PlottedRun) -> str:
     """Name the unit of the policy's loss, inferred from the run's other figures."""
-    if run.curve("margin").steps:  # online DPO too, which has rewards
+    if run.curve("margin").steps:  # also for online DPO, which has rewards
         return "nats per pair"
-    if run.curve("accuracy").steps:  # of answers that were called good or bad one by one
+    if run.curve("accuracy").steps:  # KTO: answers judged one by one
         return "loss per answer"
-    imitates = run.curve("kl/old").steps and not run.curve("ratio/mean").steps  # its own answers: best-of-k
+    imitates = run.curve("kl/old").steps and not run.curve("ratio/mean").steps  # best-of-k imitates its own answers
     return "surrogate objective" if run.curve("reward/mean").steps and not imitates else "nats per token"
 
 
@@ -249,10 +249,10 @@ def _fill(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.02)
     if len(panel.curves) <= len(PALETTE):
         axes.legend(loc="best")
-    else:  # beside the curves, which it would cover
+    else:  # outside, so as not to cover the curves
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _plain(name: str) -> str:
-    """Escape dollars, with which matplotlib would begin a formula."""
+    """Escape dollar signs, with which matplotlib would begin a formula."""
     return name.replace("$", r"\$")

@@ -22,11 +22,11 @@ BEGIN = 5
 RECENT = 5
 """Number of latest values whose mean is "now"."""
 SETTLED = BEGIN + RECENT
-"""Number of values from which "now" and "at the start" do not overlap."""
+"""Number of values that a figure needs so that "now" and "at the start" do not overlap."""
 MEMORY = 160
 """Number of latest values that are kept."""
 SURE = 3.5
-"""Standard errors from which a trend counts. It is high because neighbouring steps are correlated."""
+"""Standard errors above which a trend counts; many, because neighbouring steps are correlated."""
 CERTAIN = 1.9
 """Highest severity of a trend: further steps make it more certain, not worse."""
 
@@ -87,24 +87,24 @@ class HealthRule:
 
     name: str
     reads: tuple[str, ...]
-    """Figures that it reads. Without the first one it is silent."""
+    """Names of the figures that the rule reads. It is not applied to a run without the first one."""
     look: Callable[[History], Finding]
     when: str
-    """The limit, for a table."""
+    """The rule's limit in words, for docs/health.md."""
     saw: str
-    """A sentence with places for the numbers."""
+    """What was seen: a sentence with placeholders for the numbers."""
     why: str
     advice: tuple[str | Mapping[str, str], ...]
     """What to try, as rules.yaml explains it."""
     least: int = RECENT
-    """Fewest values of the first figure; with fewer, the rule is silent."""
+    """Fewest values of the first figure with which the rule is applied."""
 
     def __call__(self, history: History) -> Finding:
         return self.look(history) if history[self.reads[0]].count >= self.least else FINE
 
 
 def _share(name: str, limit: float) -> Callable[[History], Finding]:
-    """Look at a share whose recent mean should stay below a limit."""
+    """Return a rule's function: the recent mean of the figure `name`, a share, should stay below `limit`."""
     return lambda history: (history[name].now / limit, {"now": history[name].now, "start": history[name].start})
 
 
@@ -121,7 +121,7 @@ def _per_token(history: History, kl: float, length: float) -> float:
 
 def _entropy(history: History) -> Finding:
     entropy = history["entropy"]
-    if history["reward/mean"].count == 0 or entropy.start <= 0:  # in supervised training it is meant to fall
+    if history["reward/mean"].count == 0 or entropy.start <= 0:  # entropy is meant to fall in supervised training
         return FINE
     return 0.25 * entropy.start / max(entropy.now, 0.05 * entropy.start), {"now": entropy.now, "start": entropy.start}
 
@@ -150,7 +150,7 @@ def _hacking(history: History) -> Finding:
 
 
 def _idle_reward(history: History) -> Finding:
-    """Compare the latest values with the oldest that are kept."""
+    """Find a growing KL without a rise of the reward: compare the latest values with the oldest that are kept."""
     kl, reward, length = history["kl/reference"], history["reward/mean"], history["length/mean"]
     early, late = reward.latest[:SETTLED], reward.latest[-SETTLED:]
     if reward.count < 2 * SETTLED:
@@ -179,15 +179,15 @@ def _unfinished(history: History) -> Finding:
 
 
 def _clipping(history: History) -> Finding:
-    """Require that the policy moves, too: a narrow clip, such as GSPO's, clips many tokens of a policy that hardly
-    moves."""
+    """Find too much clipping, if the policy also moves: a narrow clip, such as GSPO's, clips many tokens of a policy
+    that hardly moves."""
     clipped, moved = history["clip_fraction"], history["kl/old"]
     far = moved.now / FRESH_GAP if moved.count else math.inf
     return min(clipped.now / 0.3, far), {"now": clipped.now, "start": clipped.start}
 
 
 def _sampler(history: History) -> Finding:
-    """Allow a larger gap on old samples: fresh samples differ only by arithmetic, old ones also by learning since."""
+    """Find a gap between sampler and learner; with lag a larger one is allowed, since the policy has moved since."""
     gap, age = history["kl/sampler"], history["lag/mean"].now
     allowed = FIRST_GAP if gap.count == 1 and age == 0 else FRESH_GAP + (OLD_GAP - FRESH_GAP) * min(age, 1.0)
     return gap.now / allowed, {"now": gap.now, "first": gap.begin[0], "age": age, "allowed": allowed}
@@ -221,8 +221,8 @@ def _outage(history: History) -> Finding:
 
 
 def _waits(name: str, limit: float) -> Callable[[History], Finding]:
-    """Look at the share of a step's time in which one side waits for the other. Without lag both take turns, so waiting
-    is normal."""
+    """Return a rule's function for the share of a step's time in which learner or sampler waits for the other. Without
+    lag they take turns, so waiting is normal."""
 
     def look(history: History) -> Finding:
         waited, step, lag = history[name], history["time/step"], history["lag/mean"]
@@ -234,7 +234,7 @@ def _waits(name: str, limit: float) -> Callable[[History], Finding]:
 
 def _loss(history: History) -> Finding:
     loss = history["loss/policy"]
-    if history["reward/mean"].count or loss.start <= 0:  # a policy gradient's loss measures nothing
+    if history["reward/mean"].count or loss.start <= 0:  # the value of a policy gradient's loss has no meaning
         return FINE
     return loss.now / (1.5 * loss.start), {"now": loss.now, "start": loss.start}
 

@@ -29,24 +29,24 @@ Groups = Iterable[Iterable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The lines of one step."""
+    """Where the lines of one step are in samples.jsonl."""
 
     step: int
     begin: int
-    """Offset of its first byte."""
+    """Byte offset of the first line."""
     end: int
     answers: int
     groups: int
     of: int
-    """Groups that the step had. Fewer are recorded if the budget is used up."""
+    """Number of groups that the step had; fewer are recorded if the budget is used up."""
 
 
 class Samples:
     """Append the answers of a run of `steps` steps, at most `budget` bytes. Lines of steps after `after`, where the run
     continues, are removed.
 
-    The budget is spread evenly over the steps; later steps may use what earlier ones left. The first step may take
-    FIRST of it. Of a validation, at least one group is recorded.
+    The budget is spread evenly over the steps; later steps may use what earlier ones left. The first step may take the
+    share FIRST of it. At least one group of each validation is recorded.
     """
 
     def __init__(self, path: Path, *, budget: int, steps: int, after: int):
@@ -80,11 +80,11 @@ class Samples:
             self._begun = self._size
 
     def bytes_left(self, step: int) -> int:
-        """Most bytes that a step may take, besides groups that are recorded in any case (`guaranteed`)."""
+        """Return how many bytes a step may still write, besides groups that are always recorded (`guaranteed`)."""
         return max(0, self._limit(step) - self._size)
 
     def _limit(self, step: int) -> int:
-        """Largest size of the file after a step."""
+        """Return the largest size in bytes that the file may have after a step."""
         if step >= self.steps:
             return self.budget
         if step <= 1:
@@ -112,7 +112,7 @@ def guaranteed(kind: str, step: int) -> int:
 
 
 def index_of(path: Path) -> Path:
-    """Path of the index of a file of answers."""
+    """Return the path of the index of a samples.jsonl."""
     return path.with_suffix(".index.jsonl")
 
 

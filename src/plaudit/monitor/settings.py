@@ -14,7 +14,7 @@ SIGNS = (
     *("centring", "sampler", "failed rewards", "outage", "skipped", "halted", "starving", "idle rollout", "loss"),
     *("not finite", "memory", "misplanned"),
 )
-"""Everything that health warns of; the last three without a rule in rules.yaml."""
+"""All signs that health warnings are about; the last three have no rule in rules.yaml."""
 
 
 @dataclass
@@ -22,14 +22,14 @@ class LogSettings(Section):
     """Records of a run. Metrics are written at every step in any case."""
 
     samples_megabytes: float = setting(200.0, least=0)
-    """Largest size of samples.jsonl in MB (online methods). Above it, only some answers of every step are kept."""
+    """Largest size of samples.jsonl in MB (online methods); to keep within it, only some answers are recorded."""
     trackers: dict[str, str] = field(default_factory=dict)
     """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment), trackio and
     tensorboard (a folder in the run's)."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     dismiss: list[str] = field(default_factory=list)
-    """Signs of health that are neither told nor recorded, such as [clipping]; docs/health.md lists them."""
+    """Health warnings that are neither shown nor recorded, by sign, such as [clipping]; docs/health.md lists them."""
     quiet: bool = False
     """Print nothing on the terminal; log.txt is still written."""
 

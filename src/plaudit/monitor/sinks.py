@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=F
 
 
 class Tracker(Protocol):
-    """Receive figures and texts of each step. The caller writes steps in rising order and closes it once."""
+    """Receives figures and texts of each step. The caller writes steps in rising order and calls `close` once."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -90,7 +90,7 @@ def as_json(values: Any) -> bytes:
 def _encoded(values: Any) -> str:
     try:
         return _encode(values)
-    except (ValueError, TypeError):  # rare, and looked for in no other record: most have thousands of numbers
+    except (ValueError, TypeError):  # only now: looking for NaN in every record would be slow
         return _encode(_finite(values))
 
 
@@ -105,8 +105,8 @@ def read_jsonl(path: Path, most: float = math.inf) -> list[dict[str, Any]]:
 
 
 def read_figures(path: Path) -> list[dict[str, Any]]:
-    """Read a run's metrics, whoever wrote them. Raises ValueError for a record without a step or with a figure that is
-    no number."""
+    """Read a run's metrics from any source, and check them. Raises ValueError for a record without a step or with a
+    figure that is no number."""
     found = read_jsonl(path, MOST)
     for number, one in enumerate(found, 1):
         for name, value in (("step", one.get("step", "")), *one.items()):

@@ -1,4 +1,4 @@
-"""A table of runs: how each goes, the settings in which they differ, the last and the best of a few figures.
+"""A table of runs: each one's state, the settings in which they differ, the last and best values of a few figures.
 
 settings.yaml, metrics.jsonl, evaluations.jsonl of each run -> a row
 
@@ -20,13 +20,13 @@ from plaudit.support.visible import visible
 
 BETTER: Mapping[str, Callable[[float, float], float] | None] = {"max": max, "min": min, "none": None}
 COLUMNS = {figure.name: BETTER[way] for way in BETTER for figure in FIGURES if figure.better == way}
-"""The figures of a row, and which of two values is better; None where neither is."""
+"""{figure of a row: max or min, whichever of two values is better; None if neither is}."""
 PATIENCE = 1.0
-"""Seconds after which figures that have not been read are left to the next request."""
+"""Seconds that a request spends on reading figures; the rest is read by the next request."""
 KEYS, LONG = 200, 120
-"""Most settings, and most signs of a setting."""
+"""Most settings in the table, and most characters of a setting's value."""
 OWN = ("name", "output", "resume", "overwrite")
-"""Settings that say which run it is, and not what it does."""
+"""Settings that only identify a run, and are not compared."""
 
 
 class Best(Followed):
@@ -66,7 +66,7 @@ def _figures(files: Iterable[Best]) -> dict[str, Any]:
     for file in files:
         try:
             found |= next(iter(file.look()), {})
-        except (OSError, ValueError):  # the list of runs says what is wrong with it
+        except (OSError, ValueError):  # the list of runs gives the reason
             continue
     return found
 

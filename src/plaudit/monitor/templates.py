@@ -1,4 +1,4 @@
-"""The HTML that we write, as Jinja templates. Whatever is put into one is escaped, and made visible."""
+"""Render Plaudit's HTML pages from Jinja templates. Inserted values are escaped, control characters made visible."""
 
 from __future__ import annotations
 

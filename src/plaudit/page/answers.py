@@ -1,4 +1,4 @@
-"""Find answers of a run by step, reward, part, length, version and words, even among a million.
+"""Search a run's answers by step, reward, part, length, version and words, even among a million.
 
     samples.jsonl -> a thread -> SQLite (numbers, and words in its full-text index) -> offsets -> the lines themselves
 
@@ -23,18 +23,18 @@ from plaudit.support.bounded import LONGEST, MOST, UnreadableError, opened
 from plaudit.support.paths import cache_folder
 
 FORMAT = 1
-"""Raise it when the tables change: caches of another format are built again."""
+"""Version of the database's tables; raise it when they change: databases of another version are made again."""
 AT_ONCE = 2_000
-"""Answers that are indexed in one transaction. Between two transactions, queries are answered."""
+"""Number of answers indexed in one transaction. Queries are answered between two transactions."""
 PATIENCE = 0.2
 """Most seconds that a query waits for the index."""
 OF_A_STEP = 1 << 30
-"""Most bytes of a step that is read without the index."""
+"""Most bytes of one step's answers that are read from the file without the index."""
 PAGE = 50
 COLUMNS, BINS = 120, 24
-"""Most stretches of steps, and of rewards, in which answers are counted."""
+"""Most columns (stretches of steps) and bins (stretches of rewards) of the histogram."""
 BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
-"""Fields by token, which are left out of answers in a list."""
+"""Per-token fields of a record, which are left out of lists of answers."""
 FIELDS = {"step": "step", "reward": "reward", "advantage": "advantage", "length": "tokens", "version": "oldest"}
 TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value);
@@ -64,7 +64,7 @@ class Query:
 
     @property
     def of_a_step(self) -> bool:
-        """True if the lines of one step suffice, without the index."""
+        """True if the query is about one step only, whose lines are read without the index."""
         return self.step is not None and not (self.finish or self.prompt_id or self.words or self.limits or self.sort)
 
 
@@ -81,7 +81,7 @@ class Found:
 
 
 class Answers:
-    """The answers of one file."""
+    """Searches the answers of one samples.jsonl."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -115,7 +115,7 @@ class Answers:
         with closing(self._open()) as database:
             parts = dict(database.execute("SELECT name, number FROM parts"))
             asked = {question.sort, *(limit[0] for limit in question.limits)} - {"", *FIELDS}
-            if share < 1.0 and asked - {f"part:{name}" for name in parts}:  # the part may be in lines not indexed yet
+            if share < 1.0 and asked - {f"part:{name}" for name in parts}:  # of lines not indexed yet
                 return Found(0, [], share, sorted(parts))
             where, values = _where(question, parts)
             (total,) = database.execute(f"SELECT count(*) FROM answers{where}", values).fetchone()
@@ -139,7 +139,7 @@ class Answers:
             if not total:
                 return {"total": 0, "indexed": share}
             several = f"SELECT count(*) FROM (SELECT DISTINCT reward {of} LIMIT {BINS})"
-            (bins,) = database.execute(several, (kind,)).fetchone()  # rewards of 0 and 1 are counted in two
+            (bins,) = database.execute(several, (kind,)).fetchone()  # two stretches if all rewards are 0 or 1
             low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
             every = -(-(last - first + 1) // COLUMNS)
             counts = [[0] * bins for _ in range((last - first) // every + 1)]
@@ -183,7 +183,7 @@ class Answers:
                 yield at, file.readline(LONGEST)
 
     def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
-        """Yield the answers, without fields by token. Raises UnreadableError if they have more than MOST bytes."""
+        """Yield the answers without their per-token fields. Raises UnreadableError above MOST bytes in all."""
         size = 0
         for at, line in lines:
             if (size := size + len(line)) > MOST:
@@ -200,7 +200,7 @@ class Answers:
         if self.failed is not None:
             raise ValueError(f"the index of {self.path} cannot be made: {self.failed}")
         if not thread.is_alive():
-            return 1.0  # a remainder is an incomplete line, or was written since
+            return 1.0  # what remains is an incomplete line, or was written meanwhile
         with closing(self._open()) as database:
             return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
 
@@ -233,7 +233,7 @@ class Answers:
                         batch = []
                 if batch:
                     _add(database, self.path, batch)
-        except (sqlite3.Error, OSError, ValueError, OverflowError) as error:  # the last: a number of more than 64 bits
+        except (sqlite3.Error, OSError, ValueError, OverflowError) as error:  # a number above 64 bits
             self.failed = error
 
     def _same(self, database: sqlite3.Connection) -> bool:
@@ -248,7 +248,7 @@ class Answers:
 
 def _begin(database: sqlite3.Connection, *, again: bool) -> None:
     """Begin with empty tables; unless `again`, only if no other thread or process has begun meanwhile."""
-    with suppress(sqlite3.OperationalError):  # SQLite does not wait here: who holds the lock has set it, or does so
+    with suppress(sqlite3.OperationalError):  # SQLite does not wait for a lock here; its holder sets the same mode
         database.execute("PRAGMA journal_mode=WAL")
     database.execute("BEGIN IMMEDIATE")
     if again or database.execute("PRAGMA user_version").fetchone()[0] != FORMAT:

@@ -32,16 +32,16 @@ from plaudit.support.requests import known_hosts
 from plaudit.support.visible import visible
 
 EVENTS = 20_000
-"""Stretches of time that the page gets at once, the latest."""
+"""Most events (stretches of time) in one response, the latest ones."""
 MOST = 500
-"""Answers of one request."""
+"""Most answers in one response."""
 REFUSED = (ValueError, OverflowError, TypeError, AttributeError, RecursionError, OSError)
-"""What reading a request or a run's files raises for what is not as a run writes it."""
+"""Errors of reading a bad request, or files that no run would write."""
 Parameters = Mapping[str, str]
 
 
 class RunsReader:
-    """Reads the runs of a folder. What it has read of a file stays, and a later question reads what is new."""
+    """Reads the runs of a folder for requests. It keeps what it has read of a file; later requests read what is new."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,7 +61,7 @@ class RunsReader:
     def records(self, path: Path) -> list[dict[str, Any]]:
         with self._lock:
             followed = self._followed.setdefault(path, Followed(path))
-        return followed.look()  # a file of one run keeps those of others waiting for nothing
+        return followed.look()  # outside the lock: a slow file does not delay other runs'
 
     def runs(self, parameters: Parameters) -> Any:
         return {

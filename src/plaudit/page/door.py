@@ -29,7 +29,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 STRANGER = PlainTextResponse("unknown Host: give the server --allow-host for this name", 403, HEADERS)
-"""What a request gets whose Host is none of ours."""
+"""The response to a request whose Host header is not one of the server's names."""
 
 
 @dataclass(frozen=True)

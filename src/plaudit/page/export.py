@@ -1,4 +1,4 @@
-"""One HTML file of a run: the page with what is seen now, to send or to keep.
+"""Export a run's page as one HTML file, with what it shows now, to send or to keep.
 
     the page's files, answers of the server -> one file, which sends no request and whose policy names its own scripts
 
@@ -28,7 +28,7 @@ ANSWERS = ("step", "kind", "finish", "words", "field", "least", "most", "sort", 
 
 
 def exported(ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, str]) -> str:
-    """Return the file. `state` is the page's, as its address has it; `ask` answers as the server does."""
+    """Return the file's text. `state`: the page's state, as in its URL. `ask`: answers API requests as the server."""
     found: dict[str, Any] = {}
 
     def keep(what: str, **parameters: str) -> Any:
@@ -70,7 +70,7 @@ def shell() -> str:
 
 
 def _key(what: str, parameters: Mapping[str, str]) -> str:
-    """Return the key of a server's answer, as base.js makes it."""
+    """Return the key under which base.js looks up the server's answer to a request."""
     return json.dumps([what, *sorted(parameters.items())], ensure_ascii=False, separators=(",", ":"))
 
 

@@ -31,7 +31,7 @@ class ShowPage:
 
     async def __call__(self, moment: Moment) -> Stats:
         self._curves.add({"step": moment.progress.step, "time": moment.progress.seconds} | moment.stats)
-        stopped = moment.stopping and not moment.failed  # `last_page` says what failed
+        stopped = moment.stopping and not moment.failed  # an error is shown by `last_page`
         ended = "done" if moment.last else "stopped" if stopped else ""
         self._paused = ""
         if moment.last or moment.stopping or time.monotonic() - self._written >= EVERY:

@@ -24,7 +24,7 @@ from plaudit.monitor.templates import rendered
 from plaudit.support.visible import rounded, visible
 
 SHOWN = {figure.name: figure.title for figure in FIGURES if figure.page}
-"""Metrics with a curve, if a run has them, and their titles."""
+"""{metric: title of its curve}, for metrics that get a curve if the run has them."""
 POINTS = 160
 """Approximate limit of points per curve. A longer curve keeps the smallest and the largest value of every few steps."""
 RECENT = 20
@@ -91,7 +91,7 @@ class Curve:
         self.last: Point | None = None
         self._stretches: list[tuple[Point, Point]] = []
         self._size, self._held = 1, 0
-        """Number of values in a full stretch, and in the last one."""
+        """Number of values in a full stretch of the curve, and number of values in its last stretch so far."""
 
     def add(self, step: int, value: Any) -> None:
         self.latest = float(value) if isinstance(value, int | float) else math.nan
@@ -166,7 +166,7 @@ def _panel(name: str, curve: Curve) -> Panel:
     first, last = found[0][1], found[-1][1]
     points = " ".join(
         f"{_share(x, first, last) * WIDTH:.1f},{HEIGHT - 4 - _share(y, low, high) * (HEIGHT - 8):.1f}"
-        for y, x in (found if len(found) > 1 else 2 * found)  # a line of one point is none, of two equal ones a dot
+        for y, x in (found if len(found) > 1 else 2 * found)  # twice the same point is drawn as a dot
     )
     return Panel(
         name=name,

@@ -14,8 +14,8 @@ MOST = 1000
 
 
 class MLflow:
-    """One run of the experiment `project`. Its identity stays in `folder`, so that a run that continues there continues
-    its record."""
+    """One run of the experiment `project`. `folder` keeps its id, so that a run that is resumed there continues the
+    same record."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
         import mlflow

@@ -1,4 +1,4 @@
-"""Sends a run's figures to TensorBoard event files. The only file that knows TensorBoard, which is optional."""
+"""Sends a run's figures to TensorBoard event files. The only file that imports TensorBoard, which is optional."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Trackio:
-    """One Trackio run, under the name of `folder`. A run that continues there continues its record."""
+    """One Trackio run, under the name of `folder`. A run that is resumed in this folder continues the same record."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
         import trackio

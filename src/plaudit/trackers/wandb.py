@@ -10,8 +10,8 @@ from typing import Any
 
 
 class WeightsAndBiases:
-    """One W&B run, with its local files and its identity under `folder`, whose name it shows. A run that continues in
-    that folder continues there; a run of the same name elsewhere is another one."""
+    """One W&B run, with its local files and its id under `folder`, by whose name it is shown. A run that is resumed in
+    this folder continues the W&B run; a run of the same name in another folder begins another."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
         import wandb
