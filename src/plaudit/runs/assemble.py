@@ -56,9 +56,9 @@ class Job:
         self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
         self.rewards.check(self.data.items)
         self.total_steps = self.last_step = self.intake.steps
-        """Steps of the run, and the one that it ends with; a replay ends earlier if its record does."""
+        """Number of steps of the schedule, and the step after which the run ends: earlier if a replay's record ends."""
         self.held_out: Sequence[Any] = self.data.validation[: settings.evaluate.limit]
-        """Items of the evaluations during the run."""
+        """Validation items on which the run is evaluated."""
         longest, given = self.intake.longest.tokens, (settings.learn, settings.runtime)
         self.restart = Restart(store, resume, *given, longest=longest, steps=self.total_steps, say=reporter.say)
         self.hooks = RunHooks(settings, store, self.events, reporter, self.tokenizer, self.rewards.names)
@@ -69,7 +69,7 @@ class Job:
 
     @classmethod
     def trial(cls, settings: Settings, folder: Path) -> Job:
-        """A job whose parts are measured: it saves nothing and is silent."""
+        """Return a job for `plaudit profile`, whose parts are timed: it saves and prints nothing."""
         return cls(settings, folder, Store(folder / records.CHECKPOINTS), None, Reporter(quiet=True))
 
     # --- executor, rewards, source
@@ -81,7 +81,7 @@ class Job:
         return Plan(folder, begin.resume, self.total_steps, intake.longest, *beside)
 
     def reward(self, executor: Executor, doing: Doing) -> Reward:
-        """The run's reward: the weighted sum of the listed rewards, each of which is a part under its name."""
+        """Return the run's reward: the weighted sum of the rewards in its settings, each a part under its name."""
         return self.rewards.reward(executor.judge, executor.function, self.tokenizer, doing)
 
     def rollouts(self, executor: Executor, method: Algorithm, stop: list[int]) -> Rollouts:
@@ -91,7 +91,7 @@ class Job:
         return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say)
 
     def source(self, executor: Executor, stop: list[int]) -> tuple[BatchSource, Rollouts | None]:
-        """Return what gives batches to the loop, and the rollouts behind it if the run samples."""
+        """Return the source of batches for the loop, and its rollouts if the run samples (else None)."""
         if not isinstance(self.objective, Algorithm):
             cursor, size = self.data.cursor(self.settings.seed), self.settings.train.batch_size
             return OfflineSource(self.data.items, cursor, batch_size=size, unit=self.objective.unit), None
@@ -99,7 +99,7 @@ class Job:
         return self.online(executor, rollouts.rests, repair=rollouts.outage.repaired), rollouts
 
     def online(self, executor: Executor, groups: Groups, **more: Any) -> BatchSource:
-        """Return the source of an online method, which makes batches of `groups`."""
+        """Return an online method's source of batches, which takes its groups from `groups`."""
         cursor, rollout = self.data.cursor(self.settings.seed), self.settings.rollout
         more |= {"prompts_per_step": rollout.prompts_per_step, "max_lag": rollout.max_lag}
         given = self.data.items, cursor, groups, self.objective
@@ -107,8 +107,8 @@ class Job:
 
     @property
     def refers_again(self) -> bool:
-        """True if rows are read more than once and not streamed, and the reference is frozen. An offline run then
-        computes its log-probs once, before training."""
+        """True if an offline run should compute reference log-probs once, before training: the reference is frozen, and
+        rows are read more than once and not streamed."""
         settings = self.settings
         frozen = Role.REFERENCE in self.objective.asks and not settings.reference.ema and not settings.data.stream
         return frozen and self.total_steps * settings.train.batch_size > self.data.cursor(settings.seed).length
@@ -116,8 +116,8 @@ class Job:
     # --- the run
 
     async def train(self, executors: Executors, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
-        """Open an executor and train, from the checkpoint to resume if there is one. After an error of GOES_BACK, do so
-        again from where `restart` says, unless it raises the error."""
+        """Open an executor and train, from the checkpoint to resume if there is one. After an error of GOES_BACK, train
+        again from the checkpoint that `restart` chooses, unless it raises the error."""
         try:
             while True:
                 try:
@@ -129,7 +129,7 @@ class Job:
             executors.dismiss()
 
     async def _sitting(self, executors: Executors, stop: list[int], further: Iterable[Hook]) -> Progress:
-        """Train with one executor. Keep no reference to its models afterwards, since another executor may follow."""
+        """Train with one executor until the end or an error. Keep no reference to its models: another may need room."""
         executor = await unless(stop, executors.open(self.plan()))
         return await executor.watched(self._train(executor, stop, further))
 
@@ -145,7 +145,7 @@ class Job:
 
         progress = await self.restart.begin(executor.back, models, state, ended)
         if resume is not None:
-            records.save_start(self.folder, settings, self.data.report.json())  # a refused start has changed nothing
+            records.save_start(self.folder, settings, self.data.report.json())  # a refused start changes nothing
         models = replace(models, rate=progress.rate)
         await check_start(models, str(resume or settings.model.path))
         await executor.publish(progress.step)

@@ -19,7 +19,7 @@ from plaudit.support.paths import at_home
 
 
 def three_views(settings: Settings) -> tuple[dict[str, Any], ...]:
-    """Return three mappings from key to value: as given, with the method's choices filled in, and the defaults."""
+    """Return {key: value} three times: settings as given, with null ones resolved by the method, and the defaults."""
     method: Any = settings.algorithm
     plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
     made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
@@ -31,7 +31,7 @@ def three_views(settings: Settings) -> tuple[dict[str, Any], ...]:
 def differences(
     theirs: Path, values: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
 ) -> list[str]:
-    """List settings that differ from a run's settings.yaml, a line each, except those in `free` but not in `never`."""
+    """List settings that differ from a run's settings.yaml, a line each. `free`: keys left out, unless in `never`."""
     found = compared(theirs, values)
     if found is None:
         return ["its settings cannot be read"]
@@ -40,7 +40,7 @@ def differences(
 
 
 def compared(theirs: Path, values: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
-    """Return the keys that differ, each with the file's value and ours; None if the file is incomplete.
+    """Return {key: (the file's value, ours)} of the settings that differ; None if the file is incomplete.
 
     A setting that an older file lacks counts as its default. For a setting that is left to the method, the file may
     have the method's choice."""

@@ -129,14 +129,14 @@ class RunHooks:
         return lines
 
     async def _begun(self, moment: Moment) -> Stats:
-        """After the first step, remove the run that this run overwrites."""
+        """A hook: after the first step, delete the run that this run overwrites."""
         records.let_go(self.folder)
         if self.store.copies is not None:
             self.store.copies.let_go()
         return {}
 
     def _health(self, progress: Progress) -> Health:
-        """Health rules for the run's figures, with the figures of its earlier steps."""
+        """Return the health rules for this run, which have read the figures of its earlier steps."""
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
         left_out = [*self.settings.log.dismiss, *(["sampler"] if self.settings.rollout.reshaped else ())]

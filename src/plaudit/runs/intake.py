@@ -23,7 +23,7 @@ from plaudit.support.fields import refuse
 from plaudit.support.paths import is_here
 
 FEW, ENOUGH = 30, 100
-"""Steps of an offline run that are too few to learn from, and those that suffice for few rows."""
+"""An offline run with fewer than FEW steps gets a warning, which recommends ENOUGH steps."""
 MOST_PASSES = 20
 
 
@@ -52,7 +52,7 @@ class Intake:
 
     @property
     def as_chat(self) -> bool | None:
-        """True if the train rows have chats, or else data.as_chat."""
+        """True if the train rows have chats; else the setting data.as_chat."""
         chats = any(source.chat for source in self.data.report.sources if source.role == "train")
         return True if chats else self.settings.data.as_chat
 
@@ -88,15 +88,15 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
 
 
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
-    """Return the longest sequence that the models must have positions for, from the longest row or prompt."""
+    """Return the longest sequence that models must have positions for; `row`: tokens of the longest row or prompt."""
     if objective.online:
         return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
     return Longest(row, "the longest row")
 
 
 def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[str]:
-    """Return an error for each judge of this vocabulary that has too few positions for the longest sequence. Raises
-    ValueError for models that are not judges."""
+    """Return an error for each judge that has the policy's vocabulary but too few positions for the longest sequence.
+    Raises ValueError for models that are not judges."""
     problems = []
     for reward in settings.rewards:
         if reward.kind != "judge":

@@ -19,7 +19,7 @@ PATHS = re.compile(
     r"(data\.(train|validation|split|chat_template)|plugins|rewards\.(path|function)|model\.(path|tokenizer)"
     r"|(critic|reference)\.path|rollout\.replay)"
 )
-"""Settings that may be paths. Of a mapping the keys are: sources with their shares, or splits."""
+"""Settings that may be paths; in mappings (sources to shares or splits) the keys may be."""
 
 
 def settings_of_run(folder: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
 
 
 def _homes(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
-    """Folders to resolve paths from: `started_in` of data.json, and the run's present folder without OUTPUT/NAME."""
+    """Return the folders to resolve paths from: `started_in` of data.json; the run's folder without OUTPUT/NAME."""
     try:
         report = record(content(folder / DATA))
         started = [Path(report[STARTED])]
@@ -54,9 +54,9 @@ def _found(value: Any, key: str, homes: Sequence[Path]) -> Any:
 
 
 def _whole(path: str, homes: Sequence[Path]) -> str:
-    """Return the path within the first folder where it exists, else unchanged. FILE:REST is tried whole, then FILE."""
+    """Return `path` in the first of `homes` where it exists, else unchanged. FILE:REST is tried whole, then as FILE."""
     name, colon, rest = path.rpartition(":")
-    looked_for = path and "{" not in path and not at_home(path).is_absolute()  # that is a chat template's text
+    looked_for = path and "{" not in path and not at_home(path).is_absolute()  # not a path but a chat template's text
     for home in homes if looked_for else ():
         for one, end in ((path, ""), (name, f"{colon}{rest}")):
             if one and (home / one).exists():

@@ -34,14 +34,14 @@ from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
 
 FOLDER = ".passed"
-"""Folder of the objects' files, under a run's `output`. They are needed as long as a run may be resumed."""
+"""Name of the folder under `output` with passed objects' files. They are needed as long as a run may be resumed."""
 PREFIX = "passed:"
 UNKNOWN = "unknown"
 """Digest of a function whose source or values cannot be compared."""
 NOT_COMPARED = ("transformers_version", "_name_or_path")
-"""Keys of config.json that do not describe the model."""
+"""Keys of config.json that are left out of a model's digest, since they do not describe it."""
 SHARED = ("transformers", "tokenizers", "plaudit")
-"""Packages whose classes every process can load."""
+"""Packages whose model classes other processes can import too."""
 Recipe = Settings | Mapping[str, Any] | str | Path
 OneReward = Callable[..., Any] | RewardSettings | Mapping[str, Any] | str
 PassedReward = OneReward | tuple[OneReward, float]
@@ -78,7 +78,7 @@ class PassedObjects:
     def _sections(
         self, folder: Path, say: Callable[[str], None], *, on_ray: bool, named: str | None
     ) -> dict[str, dict[str, str]]:
-        """Store the objects; return the settings that name them, by section. `named`: model.tokenizer of the recipe."""
+        """Store the objects; return the settings that name them, by section. `named`: the recipe's model.tokenizer."""
         model: dict[str, str] = {}
         data = splits_of(self.data, self.validation)
         if self.model is not None:
@@ -95,7 +95,7 @@ class PassedObjects:
 
 
 def is_quiet(recipe: Recipe) -> bool:
-    """True if a recipe has log.quiet=true; False for the path of a recipe, which is not read."""
+    """True if a recipe in memory has log.quiet=true; False for a path, whose file is not read here."""
     return _of(_of(recipe, "log"), "quiet") is True
 
 

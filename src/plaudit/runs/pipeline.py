@@ -43,9 +43,9 @@ class PipelineSettings:
     """A pipeline's recipe."""
 
     name: str = "pipeline"
-    """Folder of all its runs, under `output`."""
+    """Name of the pipeline's folder under `output`, which holds a run per stage."""
     output: str = "runs"
-    """The folder that holds it."""
+    """Folder that holds the pipeline's folder."""
     resume: str | None = None
     """latest: skip finished stages and continue an interrupted one."""
     overwrite: bool = False
@@ -53,15 +53,15 @@ class PipelineSettings:
     only: list[str] = field(default_factory=list)
     """Run only these stages, with results of earlier runs of the other stages. Empty: run all."""
     shared: dict[str, Any] = field(default_factory=dict)
-    """Settings of every stage that the stage itself does not set."""
+    """Settings for every stage, unless the stage itself sets them."""
     stages: dict[str, Any] = field(default_factory=dict)
-    """Recipe by stage, in order; a stage's method is its name unless it says `method`."""
+    """{stage: its recipe}, in order; a stage's name is also its method, unless its recipe sets `method`."""
     evaluation: BeforeAfterSettings | None = None
     """Compare the first policy with the last one at the end."""
 
 
 OF_RUNS = {f.name for f in dataclasses.fields(Settings)} - {f.name for f in dataclasses.fields(PipelineSettings)}
-"""Sections that an override sets for every stage's run."""
+"""Sections and keys of a run's settings; an override of one applies to every stage."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _stages(
 
 
 def to_come(run: Run, role: Role) -> str:
-    """Return a placeholder for the model of a stage that has not run."""
+    """Return a placeholder for the path of a model that an earlier stage will train."""
     return f"<the {role} of {run.folder.name}>"
 
 
@@ -199,7 +199,7 @@ def placed(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str
 
 
 def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
-    """Return the recipe with the models of earlier stages, unless it names its own."""
+    """Return a stage's recipe with paths of earlier stages' models filled in, where it names none itself."""
     from plaudit.types import Role
 
     recipe = merged({}, recipe)

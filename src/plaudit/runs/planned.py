@@ -10,17 +10,17 @@ from plaudit.monitor.sinks import replace_file
 from plaudit.settings.tree import Settings, to_plain
 
 FREE = ("name", "output", "seed", "resume", "overwrite", "plugins", "optimizer", "train", "save", "evaluate", "log")
-"""Settings that a step's seconds do not depend on."""
+"""Settings on which the seconds of a step do not depend."""
 
 
 def key_of(settings: Settings) -> str:
-    """Return a hash of the settings on which a step's seconds depend: all but FREE."""
+    """Return a hash of the settings on which a step's seconds depend: all except those in FREE."""
     hashed = {name: value for name, value in to_plain(settings).items() if name not in FREE}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def beside(s: Settings, what: str) -> Path:
-    """Return the path of a recipe's profile or plan: OUTPUT/NAME.WHAT.json, with the method for a missing name."""
+    """Return the path of a recipe's profile or plan: OUTPUT/NAME.WHAT.json, with the method if it has no name."""
     return Path(s.output) / f"{s.name or s.method}.{what}.json"
 
 

@@ -45,7 +45,7 @@ SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS
 )
 
 STARTED = "started_in"
-"""Key of the folder in DATA from which a run reads its relative paths."""
+"""Key of DATA (data.json) with the folder from which the run's relative paths are resolved."""
 _ROLLOUT = ("record", "replay", "workers", "slots", "reward_patience")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
@@ -55,7 +55,7 @@ _RANKS = ("num_training_workers", "mesh", "strategy", "servers", "offload", "pla
 OF_CONSEQUENCE = tuple(f"runtime.{name}" for name in _RANKS)
 """A replay may differ from the recorded run in settings of OF_NO_CONSEQUENCE, except those of OF_CONSEQUENCE."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
-"""Further settings that may differ when an unnamed run is resumed."""
+"""Settings of length and output, which may also differ when an unnamed run is resumed."""
 KEPT = {
     "method": "the state in its checkpoints belongs to its method",
     "seed": "the fresh model, the order of rows and the rows set aside for validation depend on it",
@@ -132,8 +132,8 @@ class Run:
 
 
 def named(settings: Settings) -> Settings:
-    """Return the settings with a name. An unnamed run is named after its method and the time. With `resume`, it gets
-    the name of the newest unnamed run that saved something with the same settings."""
+    """Return the settings with `name` set. An unnamed run is named after its method and the time; with `resume`, after
+    the newest unnamed run with the same settings that has a checkpoint."""
     if settings.name is not None:
         return settings
     before = _before(settings) if settings.resume else None
@@ -166,7 +166,7 @@ def _before(settings: Settings) -> str | None:
 def alone(folder: Path) -> Iterator[None]:
     """Lock a run's folder against other processes. The system releases the lock, however this process ends. Raises
     SettingsError if another process is using the folder."""
-    try:  # filelock's lock would live on in forked children, and it empties the file, which names the process
+    try:  # not by filelock: forked children would keep its lock, and it empties the file, which names the process
         import fcntl
     except ImportError:  # not on Windows
         yield
@@ -200,7 +200,7 @@ def open_folder(settings: Settings) -> Iterator[Path]:
     except OSError as error:
         raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
     with Store(folder / CHECKPOINTS).writing(folder), alone(folder):
-        _put_back(folder)  # remains of a start that was killed
+        _put_back(folder)  # what a killed start left behind
         try:
             if settings.overwrite:
                 _set_aside(folder)
@@ -238,7 +238,7 @@ def let_go(folder: Path) -> None:
     """Remove the overwritten run, since the new run has finished its first step."""
     if (folder / OVERWRITTEN).exists():
         shutil.rmtree(folder / GONE, ignore_errors=True)
-        (folder / OVERWRITTEN).rename(folder / GONE)  # half a removal is not put back
+        (folder / OVERWRITTEN).rename(folder / GONE)  # first renamed: a half-removed run must not be put back
         shutil.rmtree(folder / GONE)
 
 
@@ -283,10 +283,10 @@ def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from, or None, and why newer are skipped. SettingsError for an unknown one."""
+    """Return the checkpoint to resume from, or None, and faults of newer ones. SettingsError for an unknown name."""
     if settings.resume is None or (settings.resume == "latest" and not store.names()):
         return None, []
-    refuse_another(settings, store.folder.parent)  # again: a run that was set aside is back in its place
+    refuse_another(settings, store.folder.parent)  # checked again: a run that was set aside may be back in its place
     if settings.resume == "latest":
         return store.latest()
     if settings.resume not in store.names():
@@ -324,7 +324,7 @@ def _before_in(folder: Path, key: str) -> str | None:
 
 
 def other_rows(folder: Path, report: dict[str, Any]) -> bool:
-    """True if a data report describes other rows than the run's saved one; False if that cannot be read."""
+    """True if `report` describes other rows than the run's saved data.json; False if that cannot be read."""
     try:
         before = record(content(folder / DATA))
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ from plaudit.settings.tree import Settings
 
 
 class Replay(Job):
-    """A run that takes its groups from a record. It samples and evaluates nothing, and may end early, as the record."""
+    """A run that takes its groups from a record. It neither samples nor evaluates, and ends where the record ends."""
 
     def __init__(self, record: RecordedRun, *given: Any):
         super().__init__(*given)
@@ -36,7 +36,7 @@ class Replay(Job):
 
 
 def job_of(settings: Settings) -> tuple[Settings, Callable[..., Job]]:
-    """Return what makes the run's job. For a replay, return the settings with the recorded run's threads. Raises
-    SettingsError if the record cannot be replayed."""
+    """Return (settings, factory of the run's `Job`). A replay gets a `Replay`, and the recorded run's number of threads
+    in its settings. Raises SettingsError if the record cannot be replayed."""
     record = open_record(settings)
     return (settings, Job) if record is None else (replace(settings, threads=record.threads), partial(Replay, record))

@@ -25,7 +25,7 @@ FORMS = (
     "validation, or a source's name"
 )
 TOLD = 100_000
-"""Rows of an iterable after which their number is said, and again after as many."""
+"""While an iterable is read, the number of rows is reported each time it has grown by this many."""
 NO_VALUE = ("NAType", "NaTType")
 """pandas' types of a missing cell, beside NaN."""
 
@@ -61,7 +61,7 @@ def _check_splits(data: Mapping[Any, Any]) -> None:
 
 
 def _held_out(splits: Mapping[Any, Any]) -> Any:
-    """Name the split to suggest for validation: "validation" if present or if only train is, else the first other."""
+    """Return the split to suggest for validation: the first besides "train"; "validation" if it exists or none does."""
     there = [name for name in ("validation", *splits) if name in splits and name != "train"]
     return there[0] if there else "validation"
 
@@ -113,7 +113,7 @@ def _rows_of(rows: Any, name: str) -> Iterable[Any]:
     if isinstance(rows, Mapping | bytes) or not isinstance(rows, Iterable):
         kind = _listed(rows) if isinstance(rows, Mapping) else f"a {type(rows).__name__}"
         raise SettingsError(f"data ({name}) is {kind}: give {FORMS}")
-    return map(table_row, rows) if "features" in dir(rows) else rows  # of datasets: rows are a table's
+    return map(table_row, rows) if "features" in dir(rows) else rows  # `datasets` stores rows as a table
 
 
 def _rows_of_frame(frame: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -126,7 +126,7 @@ def _run(
 
 
 def _last_page(folder: Path) -> AbstractContextManager[None]:
-    """While active, an error ends the run's page too."""
+    """While active, an error is also shown on the run's page, as its end."""
     page = optional("page")
     return nullcontext() if page is None else page.last_page(folder / records.PAGE)
 
