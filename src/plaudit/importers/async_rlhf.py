@@ -1,4 +1,4 @@
-"""Read YAML of async_rlhf, which uses TRL's trainers of 2024. `async_rlhf.yaml` has its keys."""
+"""Read recipes (YAML) of async_rlhf, which uses TRL's trainers of 2024. `async_rlhf.yaml` maps its keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit.importers.trl import divided, length, of_a_step, plain_loss
 from plaudit.settings.imported import Imported
 
 TELLING = {"rloo_k", "total_episodes", "response_length", "num_ppo_epochs", "sft_model_path", "kl_coef"}
-"""A file with one of these keys is of async_rlhf."""
+"""Keys by which a file of async_rlhf is recognised; one suffices."""
 
 
 def recipe(tree: Mapping[str, Any], method: str) -> Imported:
@@ -20,8 +20,8 @@ def recipe(tree: Mapping[str, Any], method: str) -> Imported:
 
 
 def steps(r: Translation) -> Found:
-    """Prompts of a step and the number of steps. As in TRL before 0.12, an episode is an answer in RLOO and PPO, and a
-    prompt elsewhere."""
+    """Yield the settings of prompts per step and number of steps. As in TRL before 0.12, an episode is an answer in
+    RLOO and PPO, and a prompt elsewhere."""
     size = of_a_step(r) * r("num_mini_batches")
     split = r("rloo_k") if r.method in ("rloo", "ppo") else 1
     yield "rollout.prompts_per_step", divided(r, "rloo_k", size, split)
@@ -32,7 +32,7 @@ def steps(r: Translation) -> Found:
 
 
 def updates(r: Translation) -> Found:
-    """Passes over a batch of answers, and optimizer steps per pass."""
+    """Yield the settings of passes over a batch of answers, and of optimizer steps per pass."""
     epochs, minibatches = r("num_ppo_epochs"), r("num_mini_batches")
     if r.method in ("online-dpo", "best-of-k"):
         for key in ("num_ppo_epochs", "num_mini_batches"):

@@ -27,7 +27,7 @@ def recipe(tree: Mapping[str, Any], method: str, base: Mapping[str, Any]) -> Imp
 
 
 def settings(config: Any, outer: Translation) -> Found:
-    """Settings of the DeepSpeed configuration that another system's file names or contains."""
+    """Yield the settings of the DeepSpeed configuration that another system's file names or contains."""
     tree = read(config) if isinstance(config, str) else config
     if not isinstance(tree, Mapping):
         outer.problems.append(f"deepspeed={shown(config)}: give the name of a file or a section")

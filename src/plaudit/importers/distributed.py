@@ -13,7 +13,7 @@ from plaudit.importers.table import Found, KeyTable, Translation, Work, flat, im
 from plaudit.support.fields import shown
 
 IDLE = {"cluster.num_workers": 1, "cluster.num_rollout_workers": 1, "strategy.name": "replicate"}
-"""Values of Ray's keys that say nothing, and are accepted without Ray."""
+"""Keys for Ray with the values that have no effect, which are accepted without Ray too."""
 
 
 def keys() -> KeyTable:
@@ -60,7 +60,7 @@ def checkpoints(r: Translation) -> Found:
 
 
 def spread(r: Translation) -> Found:
-    """Without Ray, refuse what needs it, and leave out what says nothing."""
+    """Without Ray, refuse values that need it, and leave out values that have no effect."""
     gpus = r("cluster.gpus_per_worker")
     if r("cluster.runtime") == "ray":
         if r("communication.backend") == "nccl" and gpus != 1:

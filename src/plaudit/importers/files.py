@@ -1,8 +1,8 @@
-"""Recognise the system that a settings file is of, and turn the file into a recipe.
+"""Recognise to which system a settings file belongs, and turn the file into a recipe.
 
 file -> `read` -> mapping -> `opened`: an importer for another system's file, then DeepSpeed's configuration -> recipe
 
-Files of systems that are not read are answered with the nearest settings (`unread.yaml`).
+A file of a system that cannot be read is refused, with the settings nearest to its keys (`unread.yaml`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plaudit.settings.tree import Settings, SettingsError
 OTHERS = (llm_on_ray, async_rlhf, trl)
 """Importers in the order in which they are tried: the first that knows one of the file's keys reads it."""
 ENOUGH = 2
-"""Telling keys that a file of a system that is not read has at least."""
+"""Number of typical keys from which a file is taken for one of a system that cannot be imported."""
 
 
 def opened(

@@ -13,7 +13,7 @@ from plaudit.importers.table import Found, Translation, Work, flat, imported, ta
 from plaudit.settings.imported import Imported
 
 TELLING = {"General", "Dataset", "Training"}
-"""A file with one of these sections is of LLM-on-Ray."""
+"""Sections by which a file of LLM-on-Ray is recognised; one suffices."""
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 MODES = {"ddp": "replicate", "fsdp": "fsdp", "deepspeed": "replicate"}
 """Their mode -> runtime.strategy. In mode deepspeed its own configuration may set another strategy."""

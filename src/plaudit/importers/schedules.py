@@ -16,7 +16,7 @@ SCHEDULES = {
 
 
 def scheduled(r: Translation, key: str, name: str, warmup: float) -> Found:
-    """Settings of the schedule called `name`. `warmup` is a share of all updates if below 1, else their number."""
+    """Yield settings of the schedule called `name`. `warmup` is a share of all updates if below 1, else a number."""
     if name not in SCHEDULES:
         r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
     yield "optimizer.schedule", SCHEDULES.get(name, "linear")
@@ -27,8 +27,8 @@ def scheduled(r: Translation, key: str, name: str, warmup: float) -> Found:
 def spaced(
     r: Translation, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
 ) -> Found:
-    """The setting `<section>.every`, from a strategy (no, steps, epoch). A number of steps below 1 is a share of all
-    steps."""
+    """Yield the setting `<section>.every` for a strategy (no, steps, epoch). A number of steps below 1 is a share of
+    all steps."""
     how, steps = str(r(key, by_default)).lower(), r(steps_key, otherwise)
     if how == "epoch":
         yield f"{section}.every", "1 epoch"

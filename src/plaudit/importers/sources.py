@@ -64,7 +64,7 @@ def _evaluates(r: Translation) -> bool:
 
 
 def _weighed(r: Translation, mixture: Any) -> Found:
-    """Sources of `dataset_mixture`, as in open-r1 and alignment-handbook: parts of splits, joined and shuffled."""
+    """Yield settings for `dataset_mixture` (open-r1, alignment-handbook): parts of splits, joined and shuffled."""
     listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
     if (
         not isinstance(listed, list)
@@ -94,7 +94,7 @@ def _weighed(r: Translation, mixture: Any) -> Found:
 
 
 def _mixed(r: Translation, mixer: Any) -> Found:
-    """Sources of `dataset_mixer`, as in earlier versions of alignment-handbook: a part of each, from its beginning."""
+    """Yield settings for `dataset_mixer` (earlier alignment-handbook): a part of each data set, from its beginning."""
     splits = r("dataset_splits", ["train", "test"])
     if not isinstance(mixer, Mapping) or not mixer or not isinstance(splits, list):
         r.refuse("dataset_mixer", "it must be a mapping from data sets to parts, and dataset_splits a list")
@@ -165,7 +165,7 @@ def _mixture(r: Translation, listed: Any) -> Found:
 
 
 def set_aside(r: Translation, key: str, share: Any, *, hundred: int = 100) -> Found:
-    """Set a share of the train prompts aside for validation; `hundred` is the value that stands for all of them."""
+    """Set a share of the train prompts aside for validation; `hundred` is the value that means all (1 or 100)."""
     try:
         percent = Decimal(str(share)) * 100 / hundred
     except InvalidOperation:

@@ -27,7 +27,7 @@ from plaudit.support.fields import Leaf, Rule, leaves, nearest, refuse, shown
 
 KINDS: dict[str, Any] = {"int": int, "count": int, "float": float, "bool": bool, "text": str, "any": Any}
 KINDS |= {"texts": str | list[str], "numbers": list[float]}
-"""Types of values that are worked out; a count is at least 1."""
+"""Names of types in the tables' part `worked_out`; a count is at least 1."""
 PARTS = ("mapped", "worked_out", "ignored", "refused", "defaults")
 
 
@@ -46,7 +46,7 @@ class KeyTable:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Types of the keys that are worked out."""
+        """{their key: its type}, for keys that functions work out."""
         return {key: kind for part in self.worked_out.values() for key, kind in part["theirs"].items()}
 
     @property
@@ -85,7 +85,7 @@ def table(system: str, *files: str) -> KeyTable:
 
 @dataclass(kw_only=True)
 class Translation:
-    """One file while it is translated with a table."""
+    """The state of translating one file with a table; calling it returns the value of a key."""
 
     table: KeyTable
     method: str
@@ -93,7 +93,7 @@ class Translation:
     """Keys of the file with their values, none of them null."""
     environment: Mapping[str, str] = field(default_factory=dict)
     workers: int = 1
-    """Training ranks."""
+    """Number of training processes."""
     found: dict[str, Any] = field(default_factory=dict)
     """Our settings so far, by their dotted keys."""
     updates: int = 1
@@ -113,9 +113,9 @@ class Translation:
 
 
 Found = Iterator[tuple[str, Any]]
-"""Our settings, by their dotted keys, and their values."""
+"""Yields (our setting's dotted key, its value)."""
 Work = Callable[[Translation], Found]
-"""A function that works out several of their keys."""
+"""A function that turns several keys of the file together into our settings."""
 
 
 def imported(reading: Translation, work: Mapping[str, Work]) -> Imported:
@@ -130,7 +130,7 @@ def imported(reading: Translation, work: Mapping[str, Work]) -> Imported:
 
 
 def translate(reading: Translation, work: Mapping[str, Work]) -> None:
-    """Fill a reading with the settings, notes and problems of its file."""
+    """Translate a reading's file: add the settings, notes and problems to the reading."""
     ours, table = _ours(reading.method), reading.table
     if not _complain(reading, ours):
         return

@@ -1,4 +1,4 @@
-"""Read YAML of TRL (`trl sft --config`). `trl.yaml` has every key; functions here convert keys that belong together."""
+"""Read TRL's YAML (`trl sft --config`). `trl.yaml` maps its keys; functions here convert keys that belong together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from plaudit.settings.imported import Imported
 from plaudit.support.fields import shown
 
 TELLING = {"model_name_or_path", "dataset_name", "datasets", "dataset_mixture", "per_device_train_batch_size"}
-"""A file with one of these keys is of TRL."""
+"""Keys by which a file of TRL is recognised; one suffices."""
 LATE = {"PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"}
 LATE |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"}
-"""Variables that a process reads at its start, before it reads any file."""
+"""Environment variables that a process reads at its start, so that a file read later cannot set them."""
 ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"}
-ADAMW |= {"paged_adamw", "paged_adamw_32bit"}  # the same figures, and moments in host memory when a GPU is full
+ADAMW |= {"paged_adamw", "paged_adamw_32bit"}  # same arithmetic; they also move moments to host memory if a GPU is full
 SHARDED = {"zero1": "zero1", "zero2": "zero2", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
 WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
 PROCESSES = 8
@@ -37,7 +37,7 @@ def recipe(tree: Mapping[str, Any], method: str) -> Imported:
 
 
 def reading(read: KeyTable, tree: Mapping[str, Any], method: str) -> Translation:
-    """Make a reading of a flat file that may have a section `env` of environment variables."""
+    """Return a `Translation` of a flat file, which may have a section `env` with environment variables."""
     values = {key: value for key, value in tree.items() if value is not None}
     environment = values.pop("env", {})
     found = Translation(table=read, method=method, foreign=values)
@@ -61,7 +61,7 @@ def folder(r: Translation) -> Found:
 
 
 def processes_of(r: Translation) -> int:
-    """Number of training processes according to the file."""
+    """Return the number of training processes that the file asks for."""
     default = PROCESSES if r("accelerate_config") in {*SHARDED, *WHOLE} - {"single_gpu"} else 1
     return int(r("num_processes", default))
 
@@ -94,8 +94,8 @@ def _online(r: Translation) -> bool:
 
 
 def steps(r: Translation) -> Found:
-    """Rows of a step and the number of steps. TRL counts optimizer steps and answers. A step here counts prompts, and
-    has all optimizer steps that follow from their answers."""
+    """Yield the settings of rows per step and number of steps. TRL counts optimizer steps and answers; a step here
+    counts prompts, and has all optimizer steps on their answers."""
     size = of_a_step(r)
     if not _online(r):
         yield "train.batch_size", size
@@ -139,7 +139,7 @@ def optimizer(r: Translation) -> Found:
 
 
 def lengths(r: Translation) -> Found:
-    """Limits of tokens. TRL limits the whole row only; here the prompt also has a limit, below that of the row."""
+    """Yield the limits of tokens. TRL limits only the whole row; here the prompt has a lower limit of its own."""
     prompt = r("max_prompt_length")
     if _online(r):
         if prompt is not None:

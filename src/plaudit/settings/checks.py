@@ -195,7 +195,7 @@ def _about_rewards(s: Settings) -> list[str]:
 
 
 def _about_parts(s: Settings, names: list[str], functions: list[str]) -> Iterator[str]:
-    """Yield settings that name a missing part of a reward. A function's own parts are known only once it is called."""
+    """Yield settings that name a part that no reward has. A function's own parts are known only once it is called."""
 
     def absent(part: str) -> bool:
         return s.samples and part not in names and not part.startswith(tuple(f"{name}/" for name in functions))
@@ -214,7 +214,7 @@ def _about_parts(s: Settings, names: list[str], functions: list[str]) -> Iterato
 
 
 def _about_others(s: Settings, what: str, thing: object) -> Iterator[str]:
-    """Yield a problem if Ray's processes, which run plugins but not the script or notebook, would lack the thing."""
+    """Yield a problem if `thing` is defined in a script or notebook: Ray's processes load only plugins."""
     if s.runtime.kind != "local" and known_here_alone(thing, s.plugins):
         where = "is known to this process alone, not to those of runtime=ray"
         yield f"{what} {where}: put it into a file that `plugins` names"
@@ -310,7 +310,7 @@ def _about_placement(s: Settings) -> Iterator[str]:
 
 
 def _installed(library: str) -> bool:
-    """Found, not imported, but for the packages that it lies in."""
+    """True if the library can be found; only the packages that contain it are imported."""
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(library) is not None
     return False

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A recipe, and what another system's file says besides."""
+    """A recipe, with notes and environment variables if it comes from another system's file."""
 
     recipe: dict[str, Any]
     notes: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Imported:
     """Name of the other system; "" for our own files."""
 
     def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `recipe` with this recipe's values in place of its own."""
+        """Return `recipe` overridden by the values of this one."""
         return _merged(recipe, self.recipe)
 
     def text(self, method: str) -> str:

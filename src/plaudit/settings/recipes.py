@@ -32,10 +32,10 @@ from plaudit.support.rooms import optional
 
 Tree = typing.TypeVar("Tree")
 NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
-"""What OmegaConf raises besides its own errors, for positions in lists and numbers too large for a float."""
+"""Errors that OmegaConf raises besides its own: for positions in lists, and numbers too large for a float."""
 
 WHOLE = ("data.train", "data.split")
-"""Mappings that an override replaces: sources are not added to others."""
+"""Settings whose mapping an override replaces as a whole: its sources are not added to the recipe's."""
 
 
 def load_settings(
@@ -119,7 +119,7 @@ def as_ours(
     method: str | None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Imported:
-    """Return a recipe, or another system's file as one. That file's environment variables are set in this process."""
+    """Return our recipe, or convert another system's file to one and set that file's environment variables here."""
     tree = {} if recipe is None else _texts(recipe) if isinstance(recipe, Mapping) else read(recipe)
     importers = optional("importers", asked_by="a DeepSpeed configuration" if deepspeed else "")
     found: Imported = importers.opened(tree, method, deepspeed) if importers else Imported(recipe=dict(tree))
@@ -136,7 +136,7 @@ def _texts(value: Any) -> Any:
 
 
 def completed(settings: Settings) -> Settings:
-    """Return typed settings; without `algorithm`, the method's defaults are used. Plugins are loaded first."""
+    """Load plugins; return the settings with `algorithm` as the method's dataclass, its defaults filled in."""
     _load_plugins({"plugins": settings.plugins}, ())
     algorithm = _algorithm_class(settings.method)
     if settings.algorithm is None:
@@ -178,7 +178,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    """Read an override in Hydra's grammar (`null` is None, lists as [a,b], dicts as {a: 1}), short forms at length."""
+    """Read an override in Hydra's grammar (null for None, [a,b], {a: 1}) and expand its short form (`at_length`)."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -189,7 +189,7 @@ def parse_override(text: str) -> Override:
         value = None if parsed.is_delete() else _plain(parsed.value())
         if not parsed.key_or_group:
             raise HydraException("it has no key")
-    except (HydraException, ValueError) as error:  # the latter: a number of more digits than Python reads
+    except (HydraException, ValueError) as error:  # ValueError: more digits than Python converts
         raise SettingsError(f"{shortened(text)!r} is not of the form key.sub=value: {_first_line(error)}") from error
     key = parsed.key_or_group
     return Override(text=text, key=key, value=_at_length(key, value), deletes=parsed.is_delete())
@@ -245,7 +245,7 @@ def load_tree(
         refuse(mistyped(tree))
         return typing.cast(Tree, tree)
     except (OmegaConfBaseException, *NO_VALUE) as error:
-        where = _where(error, text) if text in values else text  # an override says the whole key itself
+        where = _where(error, text) if text in values else text  # an override names its whole key already
         raise SettingsError(f"{where}: {_first_line(error)}") from error
 
 
@@ -380,7 +380,7 @@ def unknown_keys(
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
-    """Return ("NUMBER.", entry) of a list or of a mapping from numbers (`rewards.0.kind=...`), else [("", value)]."""
+    """Return ("INDEX.", entry) for each entry of a list, also if given as a mapping {0: ...}; else [("", value)]."""
     if isinstance(value, list):
         return [(f"{number}.", entry) for number, entry in enumerate(value)]
     if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):

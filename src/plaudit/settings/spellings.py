@@ -12,7 +12,7 @@ from plaudit.support.fields import leaves
 
 
 def meant(theirs: str) -> str:
-    """Name our key for a key or flag of TRL, OpenRLHF or verl; "" if it is unknown."""
+    """Return a hint that names our key for a key or flag of TRL, OpenRLHF or verl; "" if it is unknown."""
     path = theirs.lstrip("-").replace("-", "_").lower()
     if path == "deepspeed":
         return ": its configuration is given as --deepspeed FILE"
@@ -22,7 +22,7 @@ def meant(theirs: str) -> str:
 
 
 def meant_in(root: type, theirs: str) -> str:
-    """Say a tree's key for another system's, or for one that stands elsewhere in it; "" if it is neither."""
+    """Return a hint at the key of `root` that `theirs` means (another system's key, or a misplaced one); "" if none."""
     ours = meant(theirs)
     if root is Settings:
         return ours
@@ -36,6 +36,6 @@ def meant_in(root: type, theirs: str) -> str:
 
 @cache
 def spellings() -> dict[str, str]:
-    """Return our key, or a sentence with several, by the word of another system."""
+    """Return {another system's key: our key, or text that names several}."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return {str(theirs): str(ours) for theirs, ours in yaml.safe_load(text).items()}

@@ -75,7 +75,7 @@ class Settings:
         """The method, adapted to samples that may be old or come from another engine."""
         served = self.runtime.served
         off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
-        off_policy = off_policy or (served is not None and served.local_steps > 1)  # samples are of the last round
+        off_policy = off_policy or (served is not None and served.local_steps > 1)  # samples of older weights
         objective: Objective = self.algorithm.adapted(off_policy=off_policy)
         return objective
 

@@ -1,1 +1,1 @@
-"""What every room may use: paths, plugins, text that a terminal can show."""
+"""Modules that every package may use: paths, plugins, fields of settings, text that a terminal can show."""

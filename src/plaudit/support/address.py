@@ -112,13 +112,13 @@ def local_copy(address: str) -> Path:
             for name, digest in (json.loads(sealed)["files"] if sealed else {}).items():
                 if digest_of(Path(part) / "model" / name) != digest:
                     raise AddressError(f"{there.at(*parts, name)} is damaged: it changed since it was saved")
-            if not cached.is_dir():  # another process may have been quicker
+            if not cached.is_dir():  # another process may have made it meanwhile
                 shutil.move(Path(part) / "model", cached)
     return cached
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 digest of a file."""
+    """Return the SHA-256 digest of a file as hex digits."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -19,16 +19,16 @@ from typing import Any
 from plaudit.support.visible import visible
 
 MOST = 256 << 20
-"""Bytes of a file that is read whole."""
+"""Most bytes of a file that is read as a whole."""
 LONGEST = 16 << 20
-"""Bytes of a line."""
+"""Most bytes of a line."""
 SETTINGS_BYTES, EVENTS, DEPTH = 256 << 10, 20_000, 32
 """Most bytes of a run's settings, YAML events (a value is one, a list or a mapping two), and levels."""
-_FLAGS = vars(os).get("O_NONBLOCK", 0) | vars(os).get("O_BINARY", 0)  # one on Unix, the other on Windows
+_FLAGS = vars(os).get("O_NONBLOCK", 0) | vars(os).get("O_BINARY", 0)  # Unix has one, Windows the other
 
 
 class UnreadableError(ValueError):
-    """A file that is refused, with the reason in one line, whatever its name."""
+    """A file is refused. The message is one line, even if the file's name has line breaks."""
 
     def __init__(self, reason: str):
         super().__init__(visible(reason, line=True))
@@ -38,7 +38,7 @@ def opened(path: Path) -> BufferedReader:
     """Open an ordinary file, or a link to one, without waiting. Raises UnreadableError for anything else, and for a
     link that another user has set to a file that is not theirs."""
     found, link = path.stat(), path.lstat()
-    _check_ordinary(path, found)  # before it is opened, which a device may act on
+    _check_ordinary(path, found)  # checked before opening: a device may react to that
     if link.st_uid not in (0, found.st_uid) and link.st_uid != os.geteuid():
         raise UnreadableError(f"{path} is another user's link to a file that is not theirs: copy the file")
     file = os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb")

@@ -1,4 +1,4 @@
-"""Exceptions that end a run, and the name of its best checkpoint, for packages below `loop` too."""
+"""Exceptions that end a run, and the name of its best checkpoint. Here, so that packages below `loop` can use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stopped(BaseException):
     SystemExit, after which asyncio leaves its loop at once."""
 
     def __init__(self, signum: int, step: int | None):
-        """`step` is None if its workers were not ready and there is nothing new to save."""
+        """`step`: the step that was saved; None if the workers were not ready yet, so that nothing was saved."""
         when = "before its workers were ready" if step is None else f"after step {step}"
         super().__init__(f"stopped by {signal.Signals(signum).name} {when}; resume=latest continues from there")
         self.signum, self.step = signum, step
@@ -43,13 +43,13 @@ class Interrupted(Stopped, KeyboardInterrupt):
     """Ctrl-C stopped the run."""
 
 
-class Terminated(Stopped, SystemExit):  # type: ignore[misc]  # its `code` may be more than a number
+class Terminated(Stopped, SystemExit):  # type: ignore[misc]  # SystemExit's `code` may be more than a number
     """SIGTERM or SIGHUP stopped the run. A script that does not catch it ends with the status of that signal."""
 
 
 def best_checkpoint(state: Path) -> str | None:
-    """Name of the checkpoint with the best evaluation, as known to this `state` folder; None if evaluations were not
-    compared (`evaluate.best`)."""
+    """Return the name of the run's checkpoint with the best evaluation, as this `state` folder has it; None if
+    evaluations were not compared (`evaluate.best`)."""
     values = state / "values.json"
     best = record(content(values)).get("best") if values.exists() else None
     return None if best is None else best["checkpoint"]

@@ -28,9 +28,9 @@ from plaudit.support.visible import rounded
 DEVICE = {"choices": ("auto", "cpu", "cuda"), "form": "cuda:NUMBER"}
 """Rule of a setting that names a device."""
 LONG = 300
-"""Characters of a value or an error that a person still reads."""
+"""Most characters of a value or an error in a message."""
 MANY = 24
-"""Names that an error lists."""
+"""Most names that an error lists."""
 NAMES = {
     int: "a whole number of at most 64 bits",
     float: "a number",
@@ -49,13 +49,13 @@ class Section:
     """A part of the tree whose fields can contradict each other."""
 
     def contradictions(self) -> Iterable[str]:
-        """Sentences that begin with the name of a field of this part."""
+        """Return a sentence for each contradiction, which begins with the name of a field of this part."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a setting may be. Bounds hold for each entry of a list or a mapping. null passes where the type has it."""
+    """Values that a setting may have. Bounds hold for each entry of a list or a mapping; None may pass by its type."""
 
     least: float | None = None
     above: float | None = None
@@ -64,11 +64,11 @@ class Rule:
     infinite: bool = False
     choices: tuple[Any, ...] = ()
     numbers: bool = False
-    """A number within the bounds may stand in place of a choice."""
+    """True if a number within the bounds may be given instead of one of `choices`."""
     form: str = ""
-    """A text that may stand in place of a choice or a number, where NUMBER is a whole number: "cuda:NUMBER"."""
+    """A form of text that is allowed too, in which NUMBER stands for a whole number: "cuda:NUMBER"."""
     count: int | None = None
-    """Entries of the list."""
+    """Exact number of entries of the list; None: any number."""
     unit: str = ""
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Leaf:
     """One setting of a tree."""
 
     key: str
-    """Its dotted name."""
+    """The setting's dotted name, such as `train.steps`."""
     value: Any
     kind: Any
     rule: Rule
@@ -122,12 +122,12 @@ class Leaf:
 
     @property
     def allowed(self) -> str:
-        """What it may be beside its type, in words; "" if anything."""
+        """The rule in words, besides the type; "" if every value of the type is allowed."""
         return f"{self.rule}, or null" if str(self.rule) and NoneType in typing.get_args(self.kind) else str(self.rule)
 
     @property
     def words(self) -> str:
-        """Its prose and what it may be, as sentences."""
+        """The setting's description and its rule, as sentences."""
         return f"{self.prose} {self.allowed[:1].upper()}{self.allowed[1:]}{'.' * bool(self.allowed)}".strip()
 
     def complaint(self) -> str | None:
@@ -157,7 +157,7 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a field's value if it is a part of the tree, or the parts that it lists."""
+    """Yield (key, value) of a field that holds a part of the tree (a dataclass), or of each part in its list."""
     several = enumerate(value) if isinstance(value, list) else ()
     for path, part in [(key, value), *((f"{key}.{number}", entry) for number, entry in several)]:
         if is_dataclass(part):
@@ -233,7 +233,7 @@ def prose(kind: type) -> dict[str, str]:
     for one in reversed(kind.__mro__):
         try:
             (source,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        except (OSError, TypeError, SyntaxError, ValueError):  # a notebook's or an interpreter's own
+        except (OSError, TypeError, SyntaxError, ValueError):  # a class without a source file
             continue
         for named, below in pairwise(typing.cast(ast.ClassDef, source).body):
             match named, below:
@@ -243,19 +243,19 @@ def prose(kind: type) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    """A value as a recipe would write it, shortened."""
+    """Return a value as a recipe would write it, shortened if it is long."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     if isinstance(value, int):
         return str(value) if abs(value) <= 2**64 else rounded(value, ".0f")
     try:
         return shortened(str(list(value) if isinstance(value, tuple) else value))
-    except ValueError:  # it holds an integer of more digits than Python prints
+    except ValueError:  # an integer in it has more digits than Python prints
         return "..."
 
 
 def shortened(text: str) -> str:
-    """Return the text, or only its beginning if it is longer than a person reads."""
+    """Return the text, cut after its beginning if it is too long for a message."""
     return text if len(text) <= LONG else f"{text[:200]}..."
 
 
@@ -283,7 +283,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _named(kind: Any) -> str:
-    """A type in words."""
+    """Return a type in words, for messages."""
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return " or ".join(map(_named, inner))

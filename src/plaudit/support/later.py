@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Later(ModuleType):
-    """Stands for a module or something in it, and asks the real one at each use."""
+    """A stand-in for a module or something in it. Calling, extending or testing against it imports the real one."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":

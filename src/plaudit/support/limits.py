@@ -25,14 +25,14 @@ class _Watch:
     until the thread has left the call, since a destructor may have swallowed it."""
 
     EVERY, IDLE = 0.05, 20
-    """Seconds between two looks, and the number of looks without a call after which the thread ends."""
+    """Seconds between two checks of the time limits; number of checks without a call after which the thread ends."""
 
     def __init__(self) -> None:
         self.reset()
         os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """Forget the calls of other threads, which a forked process does not have."""
+        """Forget all calls: in a forked process, the threads that made them do not exist."""
         self._lock = threading.Lock()
         self._ends: dict[object, tuple[int, float, type[BaseException]]] = {}
         self._thread: threading.Thread | None = None
@@ -81,7 +81,7 @@ def limited(seconds: float, call: Callable[[], T], error: type[BaseException] = 
         finally:
             _watch.end(begun)
     finally:
-        _watch.end(begun)  # the exception may have come as the first one began
+        _watch.end(begun)  # again: the error may have been raised at the start of the first `end`
 
 
 @contextmanager

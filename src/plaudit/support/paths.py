@@ -32,7 +32,7 @@ def cache_folder() -> Path:
     """Return the folder for what can be made again: PLAUDIT_CACHE, $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit."""
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(os.environ.get("PLAUDIT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "plaudit")
-    return at_home(folder).absolute()  # a library's bare name would be looked for in the system's folders
+    return at_home(folder).absolute()  # absolute: dlopen would look for a bare name in the system's folders
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from plaudit.support.fields import nearest
 from plaudit.support.paths import at_home
 
 _SOURCES: dict[str, bytes] = {}
-"""The source that was run of each file, by its module's name."""
+"""{module name: source of the file, as it was run}."""
 _SENT: dict[str, bytes] = {}
-"""What to run in place of files, likewise."""
+"""{module name: source to run in place of the file}, from `run_as_sent`."""
 
 
 def load_object(reference: str) -> Any:
@@ -42,8 +42,8 @@ def load_object(reference: str) -> Any:
 
 
 def load_file(named: str, reference: str = "") -> ModuleType:
-    """Run a Python file for what it has or registers; errors call it `reference`. Raises FileNotFoundError, ImportError
-    for one that is not Python, and whatever the file itself raises."""
+    """Run a Python file and return its module; errors call it `reference`. Raises FileNotFoundError, ImportError for a
+    file that is not Python, and whatever the file itself raises."""
     path, reference = at_home(named).resolve(), reference or named
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name not in _SENT and not path.is_file():
@@ -57,7 +57,7 @@ def load_file(named: str, reference: str = "") -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
     _SOURCES[module_name] = source
-    try:  # not by the loader: it would take a compiled file for new if its time, in seconds, and its size are equal
+    try:  # not by the loader: it would use an outdated .pyc if the file's size and its time in seconds are equal
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[module_name]
@@ -87,7 +87,7 @@ def _unreadable(error: SyntaxError, reference: str) -> ImportError:
 
 
 def sources() -> dict[str, bytes]:
-    """Return the source of each file that was loaded, for `run_as_sent` in another process."""
+    """Return {path: source} of each file that was loaded, for `run_as_sent` in another process."""
     return dict(_SOURCES)
 
 
@@ -135,7 +135,7 @@ def _place(thing: object) -> tuple[str | None, str | None]:
 
 
 def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
-    """True if another process that runs these plugin files would lack the thing: a script or notebook defines it, or
+    """True if another process that loads these plugin files would lack `thing`: a script or notebook defines it, or
     a module other than Plaudit's does and there are no plugin files."""
     module = _place(thing)[0] or ""
     return module == "__main__" or not (plugins or module.partition(".")[0] == "plaudit")

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 
 class _Address(Convertor[str]):
-    """An IP address, which no page can rebind. Starlette has found by then that what is in brackets is one."""
+    """A Host that is an IP address, which no web page can rebind. Starlette itself checks addresses in brackets."""
 
     regex = r"\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+\]"
 

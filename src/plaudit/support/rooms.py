@@ -23,7 +23,7 @@ def optional(package: str, *, asked_by: str = "") -> Any:
     """Return the module that a package adds, or None if it is absent. Raises ValueError for an absent one that
     `asked_by`, a setting, needs."""
     spec = importlib.util.find_spec(f"plaudit.{package}")
-    if spec is not None and spec.origin is not None:  # a folder that only a cache is left in has none
+    if spec is not None and spec.origin is not None:  # a folder with only __pycache__ left has no module
         return importlib.import_module(f"plaudit.{package}.{OPTIONAL[package]}")
     if asked_by:
         raise ValueError(f"{asked_by} needs plaudit.{package}, which is not installed: leave it out, or install it")

@@ -33,7 +33,7 @@ def visible(text: str, *, line: bool = False) -> str:
 
 
 def _escaped(letter: str) -> str:
-    if letter == "\x7f":  # the one control character that JSON lets stand
+    if letter == "\x7f":  # DEL: JSON does not escape it
         return "\\u007f"
     return json.dumps(letter)[1:-1] if unicodedata.category(letter) in HIDDEN else letter
 
