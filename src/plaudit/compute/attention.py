@@ -23,8 +23,8 @@ from plaudit.compute.calls import run, side_by_side
 class Sequences:
     """Sequences laid end to end, as the kernels read them.
 
-    `index` (tokens of all sequences,) gives each token's place among the computed tokens, if sequences share prefixes.
-    A sequence may share only a prefix with earlier ones (`learn/prefixes.py`).
+    `index` (tokens of all sequences,) maps each token to its index among the computed tokens, if sequences share
+    prefixes. A sequence may share only a prefix with earlier ones (`learn/prefixes.py`).
     """
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None):
@@ -42,7 +42,7 @@ class Sequences:
 
 
 def first_readers(place: Tensor) -> Tensor:
-    """Return for each computed token the first token that it represents; `place` (tokens,) maps tokens to computed."""
+    """Return for each computed token the first token that it stands for; `place` (tokens,) maps tokens to computed."""
     first = torch.full((int(place.max()) + 1,), len(place), device="cpu")
     return first.scatter_reduce_(0, place, torch.arange(len(place), device="cpu"), "amin")
 

@@ -5,8 +5,8 @@
 
 `enter` and `leave` (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053) are each other's backward pass: a gradient
 is summed where its tensor was copied, and copied where its tensor was summed. So the loss, which every rank computes,
-counts once. So are `to_heads` and `to_tokens` (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509). On an axis of one
-rank, `enter` and `leave` return x unchanged. Left out: making process groups, which `learn/tensor.py` does.
+counts once. `to_heads` and `to_tokens` (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509) are each other's backward
+pass too. On an axis of one rank, `enter` and `leave` return x unchanged. Left out: process groups (`learn/tensor.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plaudit.compute.fused import embed
 from plaudit.compute.gather import Reading
 
 RECOMPUTED = ContextVar("recomputed", default=False)
-"""True within a layer that keeps only its input for the backward pass."""
+"""True within a layer under activation checkpointing, which is computed again in the backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +37,11 @@ class Axis:
     size: int = 1
     group: Any = None
     spread: bool = False
-    """Between matrices a rank has a run of the rows, as long as others' (Korthikanti et al. 2022,
-    https://arxiv.org/abs/2205.05198). Otherwise all ranks have all rows there, and compute the same."""
+    """True for sequence parallelism (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198): between matrices each
+    rank has an equally long run of the rows. Otherwise all ranks have all rows there, and compute the same."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copied model stays among the same ranks; a process group has no copy."""
+        """Return self: a copied model communicates with the same ranks, and a process group cannot be copied."""
         return self
 
     def enter(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Axis:
             yield
 
     def together(self, x: Tensor) -> Tensor:
-        """Return all ranks' runs of rows joined, from which each rank then computes the same."""
+        """Return the rows of all ranks' runs, joined; every rank computes the same from them."""
         return _through(x, self.joined, self.run) if self.spread else x
 
     def to_heads(self, x: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ class Axis:
         return x.chunk(self.size)[self.rank] if self.spread else x
 
     def readings(self, read: Tensor, rows: int) -> tuple[Reading, Reading]:
-        """Return the Readings of `read` (m,) among all `rows`, and among the rows of this rank's run. `read` has an
-        equally long part for each run, in order of the runs."""
+        """Return two Readings of `read` (m,): among all `rows`, and among the rows of this rank's run. `read` has
+        equally many entries for each run, in the order of the runs."""
         whole, least = Reading(read, rows), rows // self.size
         return whole, Reading(self.run(read) - self.rank * least, least) if self.spread else whole
 

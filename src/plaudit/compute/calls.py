@@ -83,7 +83,7 @@ def run(name: str, *tensors: Tensor | None, **numbers: float) -> None:
 
 
 class _Form(NamedTuple):
-    """The properties of a tensor by which a call is checked and remembered."""
+    """The properties of a tensor (dtype, shape, strides) by which a call is checked and its check is cached."""
 
     kind: type
     dtype: torch.dtype
@@ -111,13 +111,13 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A checked call of a kernel, for tensors of certain forms and certain numbers."""
+    """A call of a kernel that was checked for tensors of certain forms and certain numbers; it can be repeated."""
 
     name: str
     function: Callable[..., int]
     within: Callable[..., int]
     numbers: tuple[float, ...]
-    bounds: tuple[tuple[int, int, bool], ...]  # which tensor, below what its entries are, and whether they rise
+    bounds: tuple[tuple[int, int, bool], ...]  # (tensor's index, entries' limit, must they not fall)
 
     def out_of_bounds(self, place: int, entries: Tensor, limit: int, rising: bool) -> str:
         rise = ", and none less than the one before it" if rising else ""

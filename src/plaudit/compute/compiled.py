@@ -21,7 +21,7 @@ from plaudit.compute.library import OFF
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _refused: list[str] = []
-"""Why nothing is compiled any more."""
+"""The error of a failed compilation, after which this process compiles nothing; [] before."""
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -39,7 +39,7 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def by_compiler(fast: Callable[..., Result], plain: Callable[..., Result], *arguments: Any) -> Result:
-    """Call `fast`, whose one compilation serves any number of rows; call `plain` instead if compiling fails."""
+    """Call `fast`, which is compiled once for any number of rows; if compiling fails, log it and call `plain`."""
     from torch._dynamo.decorators import maybe_mark_dynamic
     from torch._dynamo.exc import TorchDynamoException
 

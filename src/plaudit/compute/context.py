@@ -45,8 +45,8 @@ class Packed:
         axis: Axis = ALONE,
     ):
         """`lengths` in tokens, each at least 1. `window` is the family's sliding attention window, if any. `index`, for
-        sequences that share prefixes, gives each token's place among the computed ones (see `prefixes.py`); by default
-        every token is computed. `positions` are those of this rank's run: along `axis` ranks compute equal runs."""
+        sequences that share prefixes, maps each token to its index among the computed ones (see `prefixes.py`); by
+        default every token is computed. `positions` are those of this rank's run; the runs along `axis` are equal."""
         self.lengths = tuple(lengths)
         self.window, self.axis = window, axis
         if min(self.lengths, default=0) < 1:
@@ -56,7 +56,7 @@ class Packed:
         starts = sizes.cumsum(0) - sizes
         total = sum(self.lengths)
         self._index = None if index is None else torch.tensor(index)
-        place = torch.arange(total) if self._index is None else self._index  # of each sequence's tokens
+        place = torch.arange(total) if self._index is None else self._index  # each token's index among the computed
         first = place if self._index is None else first_readers(place)  # where each computed token is read first
         self.ends = place[starts + sizes - 1].to(device)  # index of each sequence's last token
         positions = (torch.arange(total) - starts.repeat_interleave(sizes))[first]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
-"""What the kernels compute on, and how their names end."""
+"""Dtypes that the kernels support, with the ending of the kernels' names."""
 
 _ROWS = "index:i[places]<tokens starts:i[ends]<<places+1 begins:i[ends]<<"  # each at most
 _STATES = "query:T[tokens,heads,dim]/ key:T[tokens,kv_heads,dim]/ value:T[tokens,kv_heads,dim]/"

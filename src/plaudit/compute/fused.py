@@ -19,7 +19,7 @@ from plaudit.compute.compiled import compiled
 from plaudit.compute.library import number
 
 ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "silu": 2, "gelu": 3}
-"""As the kernels number them."""
+"""Activations and the numbers by which the kernels know them."""
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from plaudit.compute.products import product
 
 ROWS = 4
-"""Rows of a matrix product that a kernel takes together, for each thread that shares it."""
+"""Rows that a matrix kernel computes together, per thread: row counts are padded to multiples of ROWS * threads."""
 
 
 def filled_up(count: int, multiple: int) -> int:

@@ -39,7 +39,7 @@ FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"
 NATIVE = ("-march=native",)
 X86 = ("x86_64", "amd64")
 FEWER = {**dict.fromkeys(X86, ("-mavx2", "-mfma")), **dict.fromkeys(("aarch64", "arm64"), ())}
-"""Instructions by kind of processor to try if the processor's own set fails. Elsewhere torch is as fast."""
+"""Compiler flags of a smaller instruction set, by machine, to try if -march=native fails. Others use torch."""
 OFF = ("off", "0", "false", "no")
 PATIENCE = 120.0
 """Seconds that the compiler may take; it needs 5 to 15."""
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL | None:
 
 def _compilers() -> list[tuple[str, ...]]:
     """Return the commands of existing compilers, $CXX (which may have arguments) first; [] if there are none."""
-    found: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the program: c++ is often another name of g++
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the program's real path: c++ is often a link to g++
     chosen = os.environ.get("CXX", "")
     for command in (chosen, "c++", "g++"):
         name, *arguments = shlex.split(command) or [""]
@@ -149,7 +149,7 @@ def _made(compiler: tuple[str, ...], cached: Path | None) -> ctypes.CDLL:
             for file in (made, beside):
                 with written_whole(cached.with_suffix(file.suffix), durable=True) as part:
                     shutil.copyfile(file, part)
-                    part.chmod(0o700)  # whatever others may do to files by default
+                    part.chmod(0o700)  # whatever the umask allows others
             flush(cached.parent)
     return found
 
@@ -188,7 +188,7 @@ def _asked(*command: str) -> str:
 
 def _said(error: Exception) -> str:
     said = error.stderr if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired) else None
-    return said if isinstance(said, str) and said else str(error)  # what ran out of time has said bytes
+    return said if isinstance(said, str) and said else str(error)  # after a time-out stderr is bytes
 
 
 def _private(found: os.stat_result) -> bool:

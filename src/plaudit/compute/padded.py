@@ -26,7 +26,7 @@ class Padded:
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None, *, window: int | None, device: torch.device):
         self.window = window
-        self._masks: dict[int, Tensor] = {}  # of windows, by length: the same in all layers
+        self._masks: dict[int, Tensor] = {}  # masks of the sliding window by length, for all layers
         sizes = torch.tensor(lengths, dtype=torch.int64)
         starts = sizes.cumsum(0) - sizes
         total = sum(lengths)
@@ -35,8 +35,8 @@ class Padded:
         even = len(set(lengths)) == 1 and self.shapes == [(len(lengths), lengths[0])]
         self.even = even and len(lengths) > 1 and index is None
         self.pad: Reading | None = None  # computed tokens -> padded rows
-        self.unpad: Reading | None = None  # and back
-        if index is not None or not even:  # else the flat tokens are the padded rows already
+        self.unpad: Reading | None = None  # padded rows -> computed tokens
+        if index is not None or not even:  # else the flat tokens are already one padded table
             place = torch.arange(total) if index is None else index
             first = place if index is None else first_readers(place)
             read = torch.cat([rows.flatten() for rows in buckets])
@@ -61,7 +61,7 @@ class Padded:
         q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
         mask = self._mask(length, query.device)
         grouped = k.shape[1] != heads
-        if grouped and not (q.is_cuda and mask is None and q.dtype.itemsize == 2):  # flash alone knows groups
+        if grouped and not (q.is_cuda and mask is None and q.dtype.itemsize == 2):  # flash attention only
             k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
             grouped = False
         with self._kernels(q):

@@ -30,7 +30,7 @@ from plaudit.compute.calls import available, run
 from plaudit.compute.library import number
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-"""Asked once: torch.compile cannot trace the question in every version."""
+"""Evaluated once at import: some versions of torch.compile cannot trace `platform.machine()`."""
 SMALLEST = 1 << 15
 """With fewer entries in the second factor, calling oneDNN costs more than it saves. The first factor's rows do not
 count, since a row's result must not depend on their number."""
@@ -97,14 +97,14 @@ def product_by_matrices(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 def _even(x: Tensor) -> Tensor:
-    """Return x padded to an even number of columns, with adjacent entries: the kernel reads pairs of them."""
+    """Return x contiguous, padded to an even number of columns: the kernel reads pairs of adjacent entries."""
     if x.shape[1] % 2:
         return F.pad(x, (0, 1))
     return x if x.stride(1) == 1 else x.contiguous()
 
 
 def widened(x: Tensor, weight: Tensor) -> bool:
-    """True if bfloat16 factors are multiplied in float32."""
+    """True if these bfloat16 factors should be converted to float32 to be multiplied, which is faster here."""
     return _plain_matrices(torch.bfloat16, x, weight) and slow_halves()
 
 
@@ -172,9 +172,9 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        grad = grad.contiguous()  # sums broadcast theirs
+        grad = grad.contiguous()  # a sum's gradient is an expanded tensor
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        wide = grad.float() if widened(grad, weight) else grad  # once for both
+        wide = grad.float() if widened(grad, weight) else grad  # converted once for both products
         return (
             _plain(wide, weight.T.to(wide.dtype), None).to(grad.dtype) if of_x else None,
             summed_outer_products(wide, x.to(wide.dtype)) if of_weight else None,
