@@ -1,4 +1,4 @@
-"""Commands that look ahead of a run: `check`, `profile`, `plan`, `layout` and `settings`."""
+"""Commands to use before a run: `check`, `profile`, `plan`, `layout` and `settings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed
 from plaudit.support.visible import visible
 
 OPTIONS = {"serve-reward": "serve-reward", "serve": "serve-reward", "monitor": "monitor"}
-"""Commands without a recipe, as `plaudit settings` takes them."""
+"""{name that `plaudit settings` takes: command that has options and no recipe}."""
 
 
 @click.command(cls=TakesSettings)
@@ -34,7 +34,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def of_method(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the method, or None if the first word is none or a file, and the other words."""
+    """Split words into a method (None if the first word is no method, or a file of that name) and the rest."""
     method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
     return method, words[1:] if method else words
 
@@ -67,9 +67,9 @@ def layout(
 @click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
 @traceback_option
 def profile(words: tuple[str, ...]) -> None:
-    """Measure in a minute what this machine takes for a recipe's passes, decoding, rewards and sums between processes.
+    """Measure for a minute how long a recipe's passes, decoding, rewards and sums between processes take here.
 
-    The file lies beside the run's folder; `plaudit plan` reads it.
+    The profile is written beside the run's folder; `plaudit plan` reads it.
     """
     with plain_errors():
         from plaudit.preflight.planning import profile as profile_words

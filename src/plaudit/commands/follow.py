@@ -1,4 +1,4 @@
-"""Evaluate a run's checkpoints beside it, as they come. Training does not wait.
+"""Evaluate a run's checkpoints in another process while it trains. Training does not wait.
 
 RUN/checkpoints -> evaluate -> RUN/evaluations/CHECKPOINT, and a line in RUN/evaluations.jsonl, which the page draws
 """
@@ -20,7 +20,7 @@ from plaudit.settings.tree import SettingsError
 from plaudit.support.visible import rounded
 
 PAUSE = 2.0
-"""Seconds between two looks for a new checkpoint."""
+"""Seconds between two checks for a new checkpoint."""
 ENDED = ("done", "stopped", "failed")
 
 
@@ -37,7 +37,7 @@ def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = P
     done: list[str] = []
     evaluated: set[str] = set()
     while True:
-        ended = _ended(run)  # looked up first: a run that ends saves before
+        ended = _ended(run)  # checked before the names: a run saves its last checkpoint before it ends
         for name in run.saved:
             if name not in evaluated and _evaluated(settings, run, name, reporter):
                 done.append(name)
@@ -48,7 +48,7 @@ def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = P
 
 
 def _ended(run: Run) -> bool:
-    """True if the run has ended. Of a silent or unreadable run, which may have been killed, the lock is tried."""
+    """True if the run has ended. If its log is silent or unreadable it may have been killed: then try its lock."""
     state = summary("", run.folder)["state"]
     return state in ENDED or (state in ("silent", "unreadable") and not run.active)
 

@@ -83,7 +83,7 @@ def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None)
 
 
 def _row(prompt: Prompt, completion: Completion) -> dict[str, Any]:
-    """An answer in the dialect prompt/completion, with what rules and chat templates ask for."""
+    """Return an answer as a row of the dialect prompt/completion, with the columns that rules and templates need."""
     asked = {"prompt_id": prompt.id, "prompt": list(prompt.messages) or prompt.text, "completion": completion.text}
     reference = {} if prompt.answer is None else {"answer": prompt.answer}
     template = {name: prompt.extra[name] for name in TEMPLATE_COLUMNS if name in prompt.extra}

@@ -31,14 +31,14 @@ from plaudit.support.fields import Rule, flat, leaves, refuse
 from plaudit.support.paths import is_here
 
 FRESH: dict[str, Any] = {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "n_positions": 512}
-"""A model that learns from nothing on a CPU, in minutes."""
-SMALL = 100e6  # most parameters of a small model
+"""Configuration of a fresh model that is trained from random weights on a CPU in minutes."""
+SMALL = 100e6  # most parameters of a model that counts as small
 VOCABULARY = 2000
-MANY = 20_000  # rows that are looked at
-ROOM = 1024  # most tokens of a row
-STEPS = {"demonstrations": 200, "pairs": 50}  # to aim for with few rows
+MANY = 20_000  # most rows that are counted
+ROOM = 1024  # most tokens of a row in the recipe
+STEPS = {"demonstrations": 200, "pairs": 50}  # steps to aim for with few rows
 MOST = {"small": {"demonstrations": 20, "pairs": 5}, "large": {"demonstrations": 3, "pairs": 3}}
-"""Most passes over the rows: a pretrained model learns them by heart sooner."""
+"""Most passes over the rows, by class of model size and kind of data: pretrained models overfit sooner."""
 
 
 def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
@@ -91,13 +91,13 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
 
 
 def _passes(rows: int, passes: int, batch: int) -> str:
-    """Say how often the rows are read, and the steps of that where all rows were counted."""
+    """Return text on how often the rows are read, and the number of steps if all rows were counted."""
     steps = f" make about {passes * math.ceil(0.9 * rows / batch):,} steps" if rows < MANY else ""
     return f"{rows:,} rows{' or more' * (rows >= MANY)}: {passes} passes{steps}"
 
 
 def _model(kind: str, asked: Mapping[str, Any], output: Path) -> tuple[dict[str, Any], str, int, list[str]]:
-    """Return the recipe's model, the size that it counts as, the tokens that a row may take, and lines to print."""
+    """Return (the recipe's `model`, its class of size in init.yaml, most tokens of a row, lines to print)."""
     path = asked.get("path")
     if path is None and kind == "demonstrations":
         tokenizer = {"tokenizer": str(output.with_name(f"{output.stem}-tokenizer"))}

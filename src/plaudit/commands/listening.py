@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 HEADER_SECONDS = 10.0
-"""Seconds that a client may take to send a request's head. A body has those of its application."""
+"""Seconds that a client may take to send a request's head. Each application limits the time for a body."""
 READ_SECONDS = 60.0
-"""Seconds for which a client may read nothing of an answer that waits for it."""
+"""Seconds after which a connection is closed if its client reads nothing of the answer."""
 OF_ALL = 512
-"""Connections. From there on, one that waits for its client is closed for each new one: of the address with the most of
-these, the oldest."""
+"""Limit of connections. Above it, each new one closes one that waits for its client: the oldest of the client address
+that has most of these."""
 OF_ONE_PEER = 256
-"""Connections of one address, which is a /64 of IPv6."""
+"""Limit of connections of one client: an IPv4 address or an IPv6 /64."""
 _turns = itertools.count()
 
 
@@ -45,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
-    except (OSError, TypeError, UnicodeError) as error:  # the latter two: a host that is no name
+    except (OSError, TypeError, UnicodeError) as error:  # the last two: an invalid host name
         why = error.strerror if isinstance(error, OSError) else "it is no host"
         raise ValueError(f"cannot listen on {host} port {port}: {why}. Give another --host or --port") from error
 
@@ -96,8 +96,8 @@ def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str]
 
 
 class Bounded:
-    """Mixin that limits connections that wait for their client. uvicorn alone waits for them forever, and they count
-    towards its limit."""
+    """Mixin for uvicorn's protocol that limits how long connections wait for their client. uvicorn itself waits
+    forever, and they count towards its limit of connections."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -106,8 +106,8 @@ class Bounded:
     client: tuple[str, int] | None
     peer = ""
     turn = 0
-    """Greater than that of any which was opened, or had its last answer complete, before. A loop's clock may stand
-    still for many: uvloop's has milliseconds."""
+    """Order of connections by when they were opened, or finished their last answer: later ones have a greater number.
+    A loop's clock would not do: uvloop's has only milliseconds."""
     _timers: dict[str, asyncio.TimerHandle]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -170,12 +170,12 @@ class Bounded:
 
 
 def _close_one(connections: Iterable[Any]) -> None:
-    """Close the oldest connection that waits for its client, of the address with the most of these."""
+    """Of the client address with the most waiting connections, close the one that has waited longest."""
     waiting = [one for one in connections if one.waits]
     held = Counter(one.peer for one in waiting)
     if waiting:
         oldest = max(waiting, key=lambda one: (held[one.peer], -one.turn))
-        oldest.connections.discard(oldest)  # stops counting now, though the loop closes it later
+        oldest.connections.discard(oldest)  # not counted from now on, though the loop closes it later
         oldest.transport.abort()
 
 

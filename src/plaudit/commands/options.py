@@ -1,4 +1,4 @@
-"""Common options of commands, and a command class that answers an option of another system with our setting."""
+"""Common options of commands, and command classes that answer another system's options with our settings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def tree_of(command: str) -> type:
 
 
 def _as_setting(option: str, args: list[str], command: str, others: list[str]) -> str:
-    """Say what to write instead of an unknown option. `others`: commands that have the option."""
+    """Return what to write instead of an unknown option. `others`: commands that do have this option."""
     from plaudit.settings.recipes import defaults, unknown_keys
     from plaudit.settings.spellings import meant_in
     from plaudit.support.fields import leaves

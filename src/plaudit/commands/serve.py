@@ -26,8 +26,8 @@ from plaudit.types import Score
 LEAST_TOKEN = 16
 """Fewest characters of a token."""
 GATHERING = 0.001
-"""Half of the seconds for which an idle model waits for further requests before it scores a batch. While the model is
-busy, requests gather anyway."""
+"""An idle model waits for twice this many seconds for further requests before it scores a batch. While it is busy,
+requests gather anyway."""
 
 
 class JudgeService:

@@ -46,12 +46,12 @@ from plaudit.support.paths import at_home, check_writable, is_here
 from plaudit.types import Prompt
 
 ROWS = 512
-"""Rows of each source that are looked at."""
+"""Number of first rows of each source that are read."""
 PATIENCE = 1.0
 """Seconds that a reward server may take to answer."""
 UNKNOWN = re.compile(r"there is no setting ([\w.]+)")
 ERRORS = (ValueError, OSError, ImportError, RuntimeError)
-"""Errors that the checks of a run raise for people to read."""
+"""Errors with messages for users; a check that raises one becomes a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +70,20 @@ class Preflight:
     """The findings about one run, and what was read to check it."""
 
     stage: str = ""
-    """Its name in a pipeline."""
+    """Name of the run's stage in a pipeline; "" for a single run."""
     settings: Settings | None = None
-    """None if they cannot be read."""
+    """The run's settings; None if they cannot be read."""
     findings: list[Finding] = field(default_factory=list)
     previews: list[Preview] = field(default_factory=list)
     needs: dict[str, float] = field(default_factory=dict)
-    """Bytes: `memory` of a training rank, `disk` of checkpoints; and `parameters`."""
+    """`memory`: bytes of a training rank. `disk`: bytes of checkpoints. `parameters`: number of the policy's."""
     here: list[str] = field(default_factory=list)
-    """What this machine has, and the servers and the cluster that answered."""
+    """Lines about what was found: this machine's devices, memory and disk; servers and cluster that answered."""
     tokenizer: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The policy's, as in config.json; empty if it is not here."""
+    """The policy's config.json; empty if it is not on this machine."""
     vocab_size: int | None = None
-    """The tokenizer's, which a fresh model takes."""
+    """Size of the tokenizer's vocabulary, which a fresh model takes."""
 
     def wrong(self, texts: Iterable[str], key: str = "", *, problem: bool = True) -> None:
         """Add each new text, or each error that it lists, as a finding. Its default key is a setting named in it."""
@@ -281,7 +281,7 @@ def _functions(found: Preflight, s: Settings, prompts: Sequence[Prompt]) -> None
     """Call each reward function for the first prompts, with their references as answers."""
     for number, settings in enumerate(s.rewards if prompts else ()):
         if settings.kind not in {*KINDS} - {"function"}:
-            # `wrong` tells of a function that is not there, and what one prints is no part of the report
+            # a missing function is reported by `wrong`; what functions print is kept out of the report
             with suppress(*ERRORS, TypeError, AttributeError), redirect_stdout(sys.stderr):
                 reward = function_reward(replace(settings, deadline=min(settings.deadline, PATIENCE)))
                 assert isinstance(reward, FunctionReward)
@@ -321,7 +321,7 @@ def _decoder(found: Preflight) -> DecoderConfig | None:
     sized = {} if found.vocab_size is None else {"vocab_size": found.vocab_size}
     try:
         return read_config(sized | dict(found.config)) if found.config else None
-    except (UnsupportedError, ValueError):  # the latter is reported with the settings
+    except (UnsupportedError, ValueError):  # ValueError is reported with the settings
         return None
 
 
@@ -339,7 +339,7 @@ def _sizes(found: Preflight, s: Settings, written: float) -> None:
 
 
 def _places(found: Preflight, s: Settings) -> None:
-    """Check the run's folder, and the run that it replays or resumes."""
+    """Check that the run can use its folder, and the run that it replays or resumes."""
     if s.name is not None:
         found.wrong(folder_taken(s), "name")
         with found.asking("resume"):
@@ -351,7 +351,7 @@ def _places(found: Preflight, s: Settings) -> None:
 
 
 def _others(found: Preflight, s: Settings) -> None:
-    """Check the machine's devices and cores, the reward servers and the cluster."""
+    """Check devices and cores of the machine, and whether reward servers and the cluster answer."""
     found.here.append(machine.described(s))
     found.wrong(machine.about_devices(s))
     found.doubt(machine.crowded(s), "threads")

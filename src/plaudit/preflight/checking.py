@@ -61,7 +61,7 @@ def plain(one: Preflight) -> dict[str, Any]:
 
 
 def lines(one: Preflight) -> Iterator[str]:
-    """Yield a preflight's lines for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
+    """Yield a preflight's lines for a terminal: rows, sizes, doubts; problems last, so that they are seen first."""
     if one.settings is not None:
         stage = f"stage {one.stage}: " if one.stage else ""
         yield f"{stage}{one.settings.method}, run {Path(one.settings.output, one.settings.name or '...')}"

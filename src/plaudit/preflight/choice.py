@@ -1,4 +1,4 @@
-"""Place a run by its plan.
+"""Choose a run's placement (which processes do what, on which devices) by its plan.
 
 Settings with runtime.placement=auto -> profile -> Outcome -> the same settings with a placement of their own
 """
@@ -18,9 +18,9 @@ from plaudit.settings.tree import Settings, SettingsError
 
 
 def chosen(settings: Settings, say: Callable[[str], None] = print) -> Settings:
-    """Return `settings` placed as their `runtime.placement` names it: the fastest that can run (auto), or what people
-    choose by hand (symmetric, heuristic); others as they are. It needs the file of `plaudit profile`. It writes the
-    plan, to which the run later compares its steps. It calls `say` with the choice and its reason.
+    """Return settings with the placement that `runtime.placement` asks for: the fastest that can run (auto), or a usual
+    one by hand (symmetric, heuristic). Other settings are returned unchanged. It needs the file of `plaudit profile`,
+    writes the plan, to which the run later compares its steps, and calls `say` with the choice and its reason.
 
         plaudit.run(chosen(plaudit.load_settings("ppo.yaml", ["runtime.placement=auto"])))
 

@@ -1,4 +1,4 @@
-"""Cost placements in which every call has devices and a mesh of its own. Such placements cannot run yet.
+"""Estimate placements in which every call has devices and a mesh of its own. Such placements cannot run yet.
 
     Costs, devices -> a `Call` of the search with all blocks and meshes -> Problem
 
@@ -17,13 +17,13 @@ from plaudit.preflight.placement import WIDTHS, Placement
 from plaudit.preflight.search import Call, Option, Problem, blocks, undominated
 
 NODE = 8
-"""Devices of a node, beyond which no matrix is shared."""
+"""Devices of a node; tensor parallelism stays within a node."""
 Sized = Callable[[int, int], float]
-"""Of a mesh of data times tensor devices."""
+"""Function (data, tensor) -> seconds or bytes on a mesh of data * tensor devices."""
 
 
 def problem_of(costs: Costs, devices: int, capacity: float) -> Problem:
-    """Return a step's calls for the search, each after those that it needs, with all blocks and meshes that fit."""
+    """Return a step's calls for the search, each after the calls whose results it needs, with all options that fit."""
     work, models = costs.work, {str(one.role): one for one in costs.models}
     calls: list[Call] = []
     add = partial(_add, costs, calls, devices, capacity)
@@ -91,6 +91,6 @@ def _sharded(size: float, data: int, tensor: int) -> float:
 
 
 def _moved(latency: float, seconds: float, one: Option, other: Option) -> float:
-    """Seconds in which weights reach other devices or another mesh, each device fetching its part; else 0."""
+    """Return the seconds to move weights from option `one` to `other`, each device fetching its part; 0 if equal."""
     same = (one.first, one.count, one.mesh) == (other.first, other.count, other.mesh)
     return 0.0 if same else latency + seconds / (other.mesh or 1)

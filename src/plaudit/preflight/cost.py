@@ -22,9 +22,9 @@ from plaudit.preflight.work import Amounts, Shape, Work, amounts, decoding, work
 from plaudit.settings.tree import Settings
 
 AHEAD = 4
-"""Steps of answers, one after the other, whose mean is that of a long run."""
+"""Number of steps whose generation is simulated back to back; their mean stands for a long run."""
 BUFFERS = 2
-"""Copies of published weights that a process holds while they travel: packed ones, and those that arrived."""
+"""Copies of the published weights that a process holds during publishing: packed ones, and those that arrived."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Estimate:
 
     placement: Placement
     calls: Mapping[str, float]
-    """Seconds of each call of a step, where it works."""
+    """Seconds that each call of a step takes on its devices, by name of the call."""
     step: float
     idle: float
     """Share of the devices' time without work."""
     memory: Mapping[str, Mapping[str, float]]
-    """Bytes by part of each kind of process."""
+    """{kind of process: {part, such as weights: bytes}}."""
 
     @property
     def largest(self) -> float:
-        """Bytes of the process that holds most."""
+        """Bytes of the process that takes most memory."""
         return max(sum(parts.values()) for parts in self.memory.values())
 
 
@@ -106,8 +106,8 @@ class Costs:
         return found
 
     def generate(self, at: Placement, tensor: int = 1, *, flowing: bool = False) -> float:
-        """Seconds from a step's first to its last token, by the slowest. `flowing`: of a worker whose slots further
-        steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
+        """Return the seconds from a step's first to its last token, on the slowest worker; `tensor` devices share a
+        worker's matrices. `flowing`: a step's part of the time, if answers of further steps keep all slots filled."""
         prefill, decode = self.profile.passes["policy/score"], self.profile.decode
         summed = 2 * self.policy.layers * self.link("all_reduce", tensor).latency if tensor > 1 else 0.0
 
@@ -125,7 +125,7 @@ class Costs:
         return times * sum((seconds(one * AHEAD) - seconds(one)) / (AHEAD - 1) for one in batches) / len(batches)
 
     def _rewards(self, at: Placement) -> dict[str, float]:
-        """Seconds by reward. A judge without processes of its own is in the run's process, on all cores."""
+        """Return {reward: seconds}. A judge without processes of its own is in the run's process, on all cores."""
         found, work, s = {}, self.work, self.settings
         for number, reward in enumerate(s.rewards):
             if reward.kind == "judge":
@@ -156,8 +156,8 @@ class Costs:
         return epochs * parts * each
 
     def _pass(self, at: Placement, name: str, asked: Amounts, *, moves: int) -> float:
-        """A pass over shards gathers weights; one along the tensor axis adds up activations, twice a layer; one along
-        the context axis exchanges those of attention, twice a layer."""
+        """Return the seconds of a call's passes with their communication: shards gather weights; the tensor axis sums
+        activations, and the context axis exchanges those of attention, each twice a layer."""
         curve, role = self.profile.passes[name], name.partition("/")[0]
         constant = curve.seconds((asked.passes, 0.0, 0.0, 0.0), at.threads)
         seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.width
@@ -165,7 +165,7 @@ class Costs:
         if at.sharded:
             gathered = self.width * config.parameters / at.tensor * _ring(at.shards) / 2
             seconds += moves * asked.passes * self.link("all_gather", at.shards).seconds(gathered)
-        heads = config.head_dim * (config.heads + config.kv_heads)  # half of what goes there and back
+        heads = config.head_dim * (config.heads + config.kv_heads)  # half of query, key, value and output
         for ranks, rows in ((at.tensor, config.width / at.context), (at.context, heads / at.width / 2)):
             if ranks > 1:
                 size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", ranks)
@@ -186,7 +186,7 @@ class Costs:
         return self.profile.links["store"].seconds(size) if at.ray else size / 4e9
 
     def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
-        """Seconds of a step, and device-seconds of work in it."""
+        """Return the seconds of a step, and the device-seconds of work in it."""
         generate, publish = calls.get("generate", 0.0), calls.get("publish", 0.0)
         by_role = {name: seconds for name, seconds in calls.items() if name.endswith((" scores", " trains"))}
         rewards = sum(calls.values()) - generate - publish - sum(by_role.values())
@@ -210,8 +210,8 @@ class Costs:
         return step, min(generate, step) * workers + used
 
     def _at_once(self, at: Placement, by_role: Mapping[str, float], what: str) -> float:
-        """Seconds of the scores of a step, or of its training: models on the same ranks take turns, those on
-        different ranks work at the same time."""
+        """Return a step's seconds of scoring, or of training, from those by role: models on the same ranks take turns,
+        models on different ranks work at the same time."""
         worker_groups: dict[tuple[str, ...], float] = {(): 0.0}
         for name, seconds in by_role.items():
             role, _, kind = name.rpartition(" ")
@@ -221,11 +221,11 @@ class Costs:
         return max(worker_groups.values())
 
     def _tail(self, generate: float, rewards: float) -> float:
-        """Seconds of rewards left when the last answer ends: the driver scores answers while others are generated."""
+        """Return the seconds of rewards after the last answer: others were scored while answers were generated."""
         return max(rewards - generate / 2, rewards / 8)
 
     def _crowding(self, at: Placement, threads: int) -> float:
-        """Factor by which work takes longer beside work on other cores."""
+        """Return the factor by which work takes longer while other cores work too."""
         if self.profile.gpu or self.devices == 1 or threads <= at.threads:
             return 1.0
         beside = min(1.0, (threads - at.threads) / max(1, self.devices - at.threads))
@@ -290,16 +290,16 @@ class Costs:
 
     @cached_property
     def _kept(self) -> float:
-        """What one process took at most beyond all parts that have a formula: freed memory that it keeps for the next
-        pass, and libraries' own."""
+        """Return the bytes that the profiled process took beyond all parts with a formula: freed memory that it keeps
+        for the next pass, and memory of libraries."""
         if not (peak := self.profile.memory.get("peak")):
             return 0.0
         whole = Costs(self.settings, replace(self.profile, memory={**self.profile.memory, "peak": 0.0}), self.devices)
         return max(0.0, peak - sum(whole.memory(Placement(workers=int(bool(self.work.sampled))))["run"].values()))
 
     def _token(self) -> float:
-        """Bytes of activations by token, of the trained model that takes most: measured, or some 20 rows of the hidden
-        and 3 of the inner size a layer."""
+        """Return the bytes of activations per token, for the trained model that takes most: as measured, or 20 numbers
+        per hidden channel and 3 per inner channel of each layer."""
         taken = [by_token(one.layout.config, self.settings) for one in self.models if one.trained]
         measured = self.profile.memory.get("token")
         return max(taken) * (measured / taken[0] if measured else 1.0)
@@ -314,5 +314,5 @@ class Costs:
 
 
 def _ring(ranks: int) -> float:
-    """Bytes that each rank sends in a ring all-reduce, over the bytes of the tensor."""
+    """Return the bytes that each rank sends in a ring all-reduce, divided by the bytes of the tensor."""
     return 2 * (ranks - 1) / ranks

@@ -27,7 +27,7 @@ PARTS = ("weights", "gradients", "moments", "masters")
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the run, as each rank holds its part of it."""
+    """A model of the run, with its layout over ranks."""
 
     role: str
     layout: Layout
@@ -35,7 +35,7 @@ class Model:
     bytes: int
     """Bytes of one weight in the precision of forward passes."""
     zero: int = 3
-    """What passes have in shards: stage of ZeRO."""
+    """ZeRO stage: what is in shards during passes (3: weights and gradients, 2: gradients, 1: neither)."""
 
     def numbers(self, place: Place) -> tuple[int, int]:
         """Count the frozen and the trained numbers that a rank holds."""
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def published(self) -> int:
-        """Bytes that rollout workers are given of a model that one rank holds: its adapters, or all weights."""
+        """Bytes of the model that are published to rollout workers: its adapters, or all weights."""
         return self.bytes * self.numbers(self.layout.mesh.place(0))[1]
 
     def held(self, place: Place) -> dict[str, int]:
@@ -87,8 +87,8 @@ class Model:
 
 
 def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = None) -> list[Model]:
-    """The models of a run's training ranks on a mesh; without one, on `ranks` ranks as the section `runtime` says.
-    Raises MeshError, with the nearest mesh that fits."""
+    """Return the models of a run's training ranks on `mesh`; without it, on `ranks` ranks as the section `runtime`
+    says. Raises MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
     workers = max(1, ranks // (runtime.width * runtime.pipeline)) if ranks else runtime.workers
     axes = held = mesh or Mesh(**runtime.axes | {"data": workers})

@@ -38,7 +38,7 @@ def read_mesh(text: str) -> Mesh:
 
 
 def amounts(models: Sequence[Model], place: Place) -> dict[str, int]:
-    """Bytes by part of all models on a rank. Passes run one after another, so only the largest `gathered` counts."""
+    """Return bytes by part, over all models on a rank. Passes take turns, so only the largest `gathered` counts."""
     held = [model.held(place) for model in models]
     sums = {part: sum(one[part] for one in held) for part in PARTS}
     return sums | {"gathered": max(model.gathered(place.stage) for model in models)}
@@ -93,7 +93,7 @@ def publish(models: Sequence[Model]) -> Iterator[str]:
     """Describe what a rollout worker is sent of a policy's version; nothing for a policy with adapters."""
     for model in models:
         if model.role is Role.POLICY and not model.layout.lora.rank:
-            whole = Layout(model.layout.config, model.layout.head)  # what each of them has
+            whole = Layout(model.layout.config, model.layout.head)  # a worker's own layout
             yield f"\nto publish the policy: {_sent(model, whole, apart=True)}"
 
 

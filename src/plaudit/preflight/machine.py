@@ -73,9 +73,9 @@ def disk_there(output: Path) -> tuple[Path, int]:
 
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> Iterator[str]:
-    """Yield an error if models, gradients and moments do not fit this machine, however small a pass is."""
-    ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # whole models on this machine
-    ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # on one GPU
+    """Yield an error if weights, gradients and moments do not fit this machine, however small a pass is."""
+    ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # copies of the models here
+    ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # copies, or parts of one, on one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held > there:
         sizes = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)

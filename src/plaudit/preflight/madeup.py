@@ -13,7 +13,7 @@ from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Scor
 
 
 class MadeUp:
-    """Makes groups, items and batches of a run's method, and counts what they take."""
+    """Makes groups, items and batches as a run's method would get them, and counts their tokens (`Amounts`)."""
 
     def __init__(self, job: Job):
         self.settings, self.objective, self.online = job.settings, job.objective, job.settings.samples
@@ -31,7 +31,7 @@ class MadeUp:
         return lengths[len(lengths) // 2], lengths[-1]
 
     def sizes(self) -> Iterator[list[Any]]:
-        """Groups of answers, or items of the data, from few to as many as a pass or a step holds."""
+        """Yield lists of groups, or of data items, from a few to as many as a pass or a step holds."""
         micro = self.settings.learn.micro_tokens
         if not self.online:
             ordered = sorted(self.items[:2000], key=lambda item: sum(shape_of(item)[1]))

@@ -1,4 +1,4 @@
-"""`plaudit profile`: run a recipe's own models on made-up rows of several sizes, and fit what each kind of work takes.
+"""`plaudit profile`: time a recipe's own models on made-up rows of several sizes; fit the cost of each kind of work.
 
     a run's parts (`Job`) -> executor in this process -> passes, decoding, rewards, on one thread and on all -> Profile
 
@@ -34,21 +34,21 @@ from plaudit.types import Role
 
 Say = Callable[[str], None]
 Points = list[tuple[Sequence[float], float]]
-"""Amounts, and the seconds that they took."""
+"""Measurements: (amounts of work, the seconds that they took)."""
 Work = Callable[[], Awaitable[Any]]
 KEPT = 256
-"""Lengths that a profile keeps."""
+"""Most lengths of answers that a profile keeps."""
 SECONDS = 3.0
-"""That the sizes of one curve may take; the first four are always measured."""
+"""Seconds after which no further size of a curve is measured; the first four sizes are always measured."""
 TIMES = 5
 USUAL = {"store": Link(0.02, 3e8)}
-"""Of a recipe without Ray: publishing to rollout workers on one machine."""
+"""Assumed links for a recipe without Ray, which cannot be measured: publishing to workers on one machine."""
 BUSY = 0.3
-"""Load a core from which a profile says that other programs were at work."""
+"""Load per core above which a profile notes that other programs were running."""
 
 
 def alone(s: Settings) -> Settings:
-    """The same run in one process, without lag: what is profiled."""
+    """Return settings of the same run in one process and without lag, which is profiled."""
     runtime = replace(s.runtime, kind="local", num_training_workers=1, mesh={}, placement={}, strategy="replicate")
     rollout = replace(s.rollout, max_lag=0, workers=1, record=False, replay=None)
     return replace(s, runtime=runtime, rollout=rollout, resume=None)
@@ -79,7 +79,7 @@ def measure(
 
 
 def fitted(points: Points) -> tuple[float, ...]:
-    """Coefficients of at least 0 whose sum with the amounts has the smallest squares of relative errors."""
+    """Fit coefficients (none below 0) of amounts to seconds by least squares of the relative errors; return them."""
     from scipy.optimize import nnls
 
     seconds = np.array([second for _, second in points])
@@ -90,8 +90,8 @@ def fitted(points: Points) -> tuple[float, ...]:
 
 
 async def timed(work: Work, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The least seconds of some tries, since other programs only add to them. The first try also warms up; it
-    is the only one if it takes long."""
+    """Return the fewest seconds of several tries, since other programs can only add to them. If the first try, which
+    also warms up, takes long, it is the only one."""
     seconds: list[float] = []
     while len(seconds) <= TIMES and sum(seconds) < SECONDS / 4:
         begun = clock()
@@ -101,7 +101,7 @@ async def timed(work: Work, clock: Callable[[], float] = time.perf_counter) -> f
 
 
 def resident(name: str = "VmRSS") -> float:
-    """Bytes of memory that this process takes (VmHWM: has taken at most); 0 where the system does not say."""
+    """Return the bytes of memory that this process takes (VmHWM: the most it has taken); 0 if unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(name))
@@ -171,7 +171,7 @@ class _Measured:
         return found
 
     def _passes(self) -> Iterator[tuple[str, Callable[[Any], Amounts], Callable[[Any], Awaitable[Work]]]]:
-        """Each role's passes: their name, the amounts of some groups, and what makes the work of them."""
+        """Yield (name, amounts, work) for each role's passes: functions that count groups, and make a timed pass."""
         learn = self.settings.learn
         for role, learners in self.models.trained.items():
 
@@ -238,7 +238,7 @@ class _Measured:
         return min(seconds)
 
     async def _token(self) -> float:
-        """Bytes that a pass with gradients takes by token: the difference of two passes."""
+        """Return the bytes that a pass with gradients takes per token, from the difference of two passes."""
         peaks = []
         sizes = sorted(self.made.sizes(), key=lambda groups: self.made.learned(groups).tokens)
         for groups in (sizes[0], sizes[-1]):
@@ -249,7 +249,7 @@ class _Measured:
         return max(0.0, (high - low) / max(1.0, many - few))
 
     async def _rewards(self) -> dict[str, tuple[float, float]]:
-        """Seconds of rewards that are no judges, of real answers: as a constant and by answer."""
+        """Return {reward: (seconds of a step's calls, seconds per answer)} of rewards other than judges."""
         if all(settings.kind == "judge" for settings in self.settings.rewards):
             return {}
         sampler, draws = self.executor.sampler(lambda worker, phase: nullcontext()), self.made.draws()
@@ -291,8 +291,8 @@ def meeting() -> dict[str, Any]:
 
 
 async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Link, float]:
-    """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own executor; bytes that
-    Ray adds to a process."""
+    """Return (seconds of a call to a rank, link by which weights of `size` bytes are published, bytes that Ray adds to
+    a process), measured with the recipe's own executor."""
     before = resident()
     with Executors(on_ray, say) as executors:
         executor = await executors.open(job.plan())

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 SIZES = (1 << 10, 1 << 22)
-"""Bytes: the first gives the latency, the second the bandwidth."""
+"""Bytes of the two timed messages: the first gives the latency, the second the bandwidth."""
 TIMES = 20
 WORK = 0.25
-"""Seconds of products that are timed on one core and on both."""
+"""Seconds for which matrix products are timed, on one core and on both."""
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
 
 
 def by_token(config: DecoderConfig, s: Settings) -> int:
-    """Bytes of activations by token of a pass with gradients."""
+    """Return the bytes of activations per token of a pass with gradients."""
     layer = _width(s) * (20 * config.width + 3 * config.mlp_width)
     if s.learn.activation_checkpointing:
         return _width(s) * config.width * config.layers + layer

@@ -14,14 +14,14 @@ from plaudit.models.mesh import Mesh, faults
 from plaudit.settings.tree import Settings
 
 SHARED: dict[str, Any] = {"generate": {"shares": "train"}}
-"""Rollout workers and ranks in turn on the same devices, as `runtime.placement` says it."""
+"""The value of `runtime.placement` by which rollout workers and ranks take turns on the same devices."""
 WIDTHS = (1, 2, 4, 8, 16)
-"""Ranks that may share each matrix."""
+"""Sizes of the tensor axis that are tried."""
 
 
 @dataclass(frozen=True, order=True)
 class Apart:
-    """Ranks of models that are not on the training ranks."""
+    """Ranks of their own for some models (reference, critic), apart from the training ranks."""
 
     roles: tuple[str, ...]
     ranks: int = 1
@@ -40,23 +40,23 @@ class Apart:
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Processes of a run. Reference and critic are on the training ranks, unless they are apart."""
+    """Numbers of a run's processes. Reference and critic are on the training ranks unless `apart` lists them."""
 
     ray: bool = False
     ranks: int = 1
     """Data-parallel training workers."""
     tensor: int = 1
-    """Ranks of each that share matrices, and"""
+    """Ranks of each training worker that split each matrix."""
     context: int = 1
-    """those that share tokens."""
+    """Ranks of each training worker that split the tokens of each pass."""
     sharded: bool = False
     workers: int = 1
     """Rollout workers."""
     shared: bool = False
-    """Rollout workers are where ranks are, in turn with them."""
+    """True if rollout workers are on the ranks' devices and take turns with them."""
     lag: int = 0
     threads: int = 1
-    """Of a process, on CPUs."""
+    """Threads of each process, on CPUs."""
     apart: tuple[Apart, ...] = ()
 
     def overrides(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Placement:
 
     @property
     def where(self) -> dict[str, Any]:
-        """The value of `runtime.placement`."""
+        """The value of `runtime.placement` that expresses this placement."""
         found: dict[str, Any] = {**SHARED} if self.shared else {}
         for one in self.apart:
             found |= one.said()
@@ -108,23 +108,23 @@ class Placement:
 
     @property
     def shards(self) -> int:
-        """Ranks whose gradients are summed; if sharded, each holds different rows of every weight."""
+        """Number of ranks whose gradients are summed; if sharded, each holds different rows of every weight."""
         return self.ranks * self.context
 
     @property
     def trains_on(self) -> int:
-        """Training ranks in all."""
+        """Number of all training ranks."""
         return self.ranks * self.width
 
     @property
     def counts(self) -> dict[str, int]:
-        """Processes by kind, beside the run's own."""
+        """{kind of process: number}, besides the run's own process."""
         own = {f"{one.name} rank": one.ranks * one.tensor for one in self.apart}
         return {"rank": self.trains_on, **own, "rollout worker": self.workers}
 
     @property
     def devices(self) -> int:
-        """Devices that processes have to themselves."""
+        """Number of devices that the processes take."""
         return sum(self.counts.values()) - self.workers * self.shared if self.ray else 1
 
     def __str__(self) -> str:
@@ -231,7 +231,7 @@ def symmetric(found: list[Placement], now: Placement) -> Placement | None:
 
 
 def heuristic(found: list[Placement], now: Placement) -> Placement | None:
-    """What people choose by hand: half of the devices learn, half generate, with the recipe's lag."""
+    """Choose what people choose by hand: half of the devices learn, half generate, with the recipe's max_lag."""
     halves = [one for one in found if one.ray and one.workers and not (one.shared or one.apart) and one.lag <= now.lag]
     return max(
         halves, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None

@@ -1,4 +1,4 @@
-"""`plaudit profile` and `plaudit plan`: what a machine takes for a recipe's work, and what placements of it would."""
+"""`plaudit profile` and `plaudit plan`: measure a recipe's work on a machine, and estimate its placements."""
 
 from __future__ import annotations
 

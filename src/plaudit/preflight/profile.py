@@ -41,7 +41,7 @@ class Link:
 
     latency: float
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
 
     def seconds(self, size: float) -> float:
         return self.latency + size / self.bandwidth
@@ -56,28 +56,28 @@ class Profile:
     """Cores or GPUs of this machine."""
     gpu: bool
     capacity: float
-    """Bytes of a GPU, or of the machine."""
+    """Bytes of a GPU's memory, or of the machine's."""
     passes: Mapping[str, Curve]
-    """By role and kind: `policy/train`, `reference/score`, `judge 0/score`."""
+    """Seconds of passes by role and kind: `policy/train`, `reference/score`, `judge 0/score`."""
     updates: Mapping[str, float]
     """Seconds of an optimizer step, by role."""
     decode: Curve
     rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Seconds of a step's questions, and of each answer, of a reward that is no judge."""
+    """{reward: (seconds of a step's calls, seconds per answer)}, for rewards other than judges."""
     links: Mapping[str, Link] = field(default_factory=dict)
     """`all_reduce` and `all_gather` between ranks, `store` to rollout workers."""
     call: float = 0.003
     """Seconds of a call to another process."""
     crowded: float = 1.0
-    """By how much work takes longer while every core works."""
+    """Factor by which work takes longer while every core works."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Bytes: `process` of one without a model, `ray` that Ray adds to it, `token` of a pass with gradients by token of
-    the first trained model, `peak` of all work in one process."""
+    """Bytes. `process`: a process without a model. `ray`: what Ray adds to it. `token`: activations per token of a pass
+    with gradients of the first trained model. `peak`: all work in one process."""
     items: int = 0
-    """Prompts, pairs or demonstrations of the data."""
+    """Number of prompts, pairs or demonstrations in the data."""
     prompts: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
-    """Lengths; no answers: there are no samples yet."""
+    """Lengths of recorded answers in tokens; () if the run has none yet."""
     rows: tuple[Shape, ...] = ()
     notes: tuple[str, ...] = ()
     """What disturbed the measuring, and what was not measured."""
@@ -89,7 +89,7 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Raises SettingsError for a file that is no profile."""
+    """Return the profile in a file. Raises SettingsError for a file that is not a profile."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return _of(found)

@@ -32,11 +32,11 @@ class Outcome:
 
     costs: Costs
     price: float
-    """Of a device an hour."""
+    """Price of a device per hour."""
 
     @cached_property
     def steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps of the run."""
         s = self.settings
         if s.train.steps is not None:
             return s.train.steps
@@ -120,7 +120,7 @@ class Outcome:
         ]
 
     def _changes(self) -> Iterator[tuple[str, Settings, Placement]]:
-        """Single changes beside other placements."""
+        """Yield (text, settings, placement) for single changes of settings other than the placement."""
         s, at = self.settings, self.now.placement
         if self.costs.work.sampled:
             if at.ray and not at.shared:
@@ -133,7 +133,7 @@ class Outcome:
     # --- told
 
     def plain(self) -> dict[str, Any]:
-        """As values of JSON. `key` names the settings that a plan is of (`runs/planned.py`)."""
+        """Return the plan as values for JSON. `key` is a hash of the planned settings (`runs/planned.py`)."""
         return {
             "hardware": self.profile.hardware,
             "devices": self.costs.devices,
@@ -146,7 +146,7 @@ class Outcome:
         }
 
     def of(self, one: Estimate) -> dict[str, Any]:
-        """An estimate as plain values."""
+        """Return an estimate as values for JSON."""
         at, now = one.placement, one is self.now
         hours = self.steps * one.step / 3600
         return {
@@ -193,7 +193,7 @@ class Outcome:
         yield from [UNRANKED] if self.profile.busy else self._beside()
 
     def _beside(self) -> Iterator[str]:
-        """Other placements, and what they lose against the best."""
+        """Yield lines on other placements, and how much slower they are than the best."""
         fastest = self.named["best"].step
         for name, one in self.named.items():
             words = " ".join(self._changed(one.placement)) if one is not self.now else "as the recipe says"
@@ -204,7 +204,7 @@ class Outcome:
 
 
 def _memory(memory: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """GiB by part of each kind of process."""
+    """Yield a line for each kind of process: its memory in GiB, by part."""
     for name, parts in memory.items():
         shown = ", ".join(f"{part} {size / GIB:.2f}" for part, size in parts.items() if size >= 0.005 * GIB)
         yield f"  {name:16}{sum(parts.values()) / GIB:8.2f} GiB: {shown}"

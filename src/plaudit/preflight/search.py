@@ -18,11 +18,11 @@ from functools import cached_property
 from typing import Any
 
 MANY = 1_000_000
-"""Plans above which annealing comes before branch and bound."""
+"""With more possible plans than this, annealing runs first, to give branch and bound a good plan."""
 TURNS = 15_000
-"""Steps of an annealing, from each beginning."""
+"""Number of annealing steps from each start plan."""
 NODES = 120_000
-"""Partial plans that branch and bound looks at before it gives up the proof, on more than SMALL devices."""
+"""With more than SMALL devices, branch and bound stops, without a proof, after this many partial plans."""
 SMALL = 16
 RISES = 1e-9
 
@@ -32,13 +32,13 @@ class Option:
     """One way to place a call."""
 
     first: int
-    """The first of its devices."""
+    """Number of its first device."""
     count: int
     seconds: float
     held: float = 0.0
-    """Bytes on each device throughout, and"""
+    """Bytes that the call holds on each of its devices for the whole step."""
     peak: float = 0.0
-    """while it works."""
+    """Further bytes on each device while the call works."""
     mesh: Any = None
 
     @property
@@ -51,9 +51,9 @@ class Call:
     name: str
     options: tuple[Option, ...]
     after: tuple[str, ...] = ()
-    """Calls whose results it needs; they stand before it."""
+    """Names of the calls whose results this one needs; they come before it in the problem."""
     moves: tuple[str, Callable[[Option, Option], float]] | None = None
-    """An earlier call with the same model, and the seconds in which its weights come from there to here."""
+    """Name of an earlier call with the same model, and the seconds to move its weights from one option to another."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class Found:
     plan: tuple[Option, ...]
     seconds: float
     proved: bool
-    """True if no plan is faster."""
+    """True if the search proved that no plan is faster."""
     looked: int
-    """Plans and partial plans that were looked at."""
+    """Number of plans and partial plans that were examined."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Calls in an order in which each stands after those that it needs. A call has the same options on all aligned
-    blocks of a size (`blocks`)."""
+    """Calls, each after those whose results it needs. A call has the same options on all aligned blocks of a size
+    (`blocks`)."""
 
     calls: tuple[Call, ...]
     devices: int
@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def by_block(self) -> dict[str, dict[tuple[int, int], list[Option]]]:
-        """Options of each call, by their devices."""
+        """{call: {(first device, number of devices): its options there}}."""
         found: dict[str, dict[tuple[int, int], list[Option]]] = {call.name: {} for call in self.calls}
         for call in self.calls:
             for one in call.options:
@@ -117,7 +117,7 @@ class Problem:
         return found
 
     def seconds(self, plan: Sequence[Option]) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step with this plan: when its last call ends."""
         return max(self.ends(plan))
 
     def fits(self, plan: Sequence[Option]) -> bool:
@@ -140,13 +140,13 @@ class Problem:
 
     @cached_property
     def area(self) -> list[float]:
-        """Least device-seconds of the calls from each on."""
+        """For each call, the least device-seconds of it and all later calls together."""
         least = [min(one.seconds * one.count for one in call.options) for call in self.calls]
         return [sum(least[number:]) for number in range(len(least) + 1)]
 
     @cached_property
     def least_held(self) -> list[float]:
-        """Least bytes on all devices together of the calls from each on."""
+        """For each call, the least bytes (over all devices) of it and all later calls together."""
         least = [min(one.held * one.count for one in call.options) for call in self.calls]
         return [sum(least[number:]) for number in range(len(least) + 1)]
 
@@ -162,7 +162,7 @@ class Problem:
 
 
 def undominated(options: Sequence[Option], slack: float = 0.0) -> tuple[Option, ...]:
-    """Leave out options that another on the same devices beats in everything, also after `slack` seconds of moves."""
+    """Drop options that another option on the same devices beats in time and memory, even with `slack` s of moves."""
     best: list[Option] = []
     for _, same in itertools.groupby(sorted(options, key=lambda o: (o.first, o.count, o.seconds)), _where):
         chosen: list[Option] = []
@@ -289,12 +289,12 @@ def _begins(problem: Problem) -> list[list[Option]]:
 
 
 def _priced(problem: Problem, plan: Sequence[Option]) -> float:
-    """Seconds of a step, times three if the plan does not fit, so that annealing may pass it."""
+    """Return a step's seconds, times three if the plan does not fit: annealing may pass through such plans."""
     return problem.seconds(plan) * (1 if problem.fits(plan) else 3)
 
 
 def blocks(devices: int) -> Iterator[tuple[int, int]]:
-    """Aligned blocks of devices, sizes of powers of two: parts of a node, or whole nodes."""
+    """Yield aligned blocks of devices (first, size); sizes are powers of two: parts of a node, or whole nodes."""
     size = 1
     while size <= devices:
         yield from ((first, size) for first in range(0, devices - size + 1, size))

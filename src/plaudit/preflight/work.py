@@ -20,7 +20,7 @@ from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 Shape = tuple[int, tuple[int, ...]]
 """Tokens of a prompt, and of each of its answers. The answers share the prompt."""
 MOST = 512
-"""Prompts of a step that are looked at one by one; of more, these stand for all."""
+"""Most prompts of a step that are counted one by one; with more, these stand for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Amounts:
 
 
 def amounts(shapes: Sequence[Shape], most: float = math.inf) -> Amounts:
-    """Amounts of a pass over these rows, cut into passes of at most `most` tokens."""
+    """Return the amounts of passes over rows of these shapes, cut into at most `most` tokens a pass."""
     tokens, squares, heads = 0, 0, 0
     for prompt, answers in shapes:
         answered = sum(answers)
@@ -67,16 +67,16 @@ class Work:
     learned: tuple[Shape, ...]
     """Rows that are learned from."""
     scale: float
-    """How many steps' worth of work these shapes stand for: below 1 they are a part of the step's."""
+    """The shapes are the work of this many steps; below 1, they are a part of one step's."""
     scored: tuple[str, ...]
     """Roles whose columns are computed before learning."""
     trained: tuple[str, ...]
     updates: tuple[int, int]
     """Passes over the batch, and optimizer steps of each."""
     micro: int
-    """Most tokens of a pass with gradients, and"""
+    """Most tokens of a pass with gradients."""
     score: int
-    """without."""
+    """Most tokens of a pass without gradients."""
 
     @property
     def answers(self) -> float:
@@ -96,7 +96,7 @@ class Work:
         return amounts(max(shares)[2]).times(1 / self.scale)
 
     def batches(self, workers: int) -> tuple[list[tuple[Shape, ...]], float]:
-        """Return the prompts of at most four rollout workers, and the factor by which a worker answers more."""
+        """Return the prompts of at most four rollout workers, and the factor from these to a worker's real share."""
         count = len(self.sampled)
         each = max(1, math.ceil(count / self.scale / workers))
         if each >= count:
@@ -105,8 +105,8 @@ class Work:
 
 
 def work_of(s: Settings, prompts: Sequence[int], answers: Sequence[int], rows: Sequence[Shape]) -> Work:
-    """A step's work. `prompts`, `answers`: their lengths (no answers: as long as they may be). `rows`: those of
-    an offline method's data."""
+    """Return a step's work. `prompts`, `answers`: their lengths in tokens (no answers: as long as they may be). `rows`:
+    shapes of an offline method's data."""
     objective: Any = s.objective
     scored = [str(role) for role in ("reference", "critic") if role in objective.asks]
     common: dict[str, Any] = {
@@ -130,7 +130,7 @@ def work_of(s: Settings, prompts: Sequence[int], answers: Sequence[int], rows: S
 
 
 def trained_rows(s: Settings) -> int:
-    """How many rows a method makes of a prompt's answers if all rewards differ."""
+    """Return the number of rows that a method makes of a prompt's answers if all rewards differ."""
     objective: Any = s.objective
     draws = objective.plan(s.rollout.draw())
     answer = Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text="", finish=Finish.EOS)
@@ -143,14 +143,14 @@ def trained_rows(s: Settings) -> int:
 
 
 Decode = Callable[[float, float, float], float]
-"""Seconds of decoding: steps, rows summed over steps, context summed over rows and steps."""
+"""Function (steps, rows summed over steps, context lengths summed over rows and steps) -> seconds of decoding."""
 
 
 def decoding(shapes: Sequence[Shape], slots: int, decode: Decode, prefill: Callable[[Amounts], float]) -> float:
     """Estimate the seconds in which one engine of `slots` rows answers all prompts; a row is refilled when it ends."""
     waiting = [(prompt, answer, number) for number, (prompt, answers) in enumerate(shapes) for answer in answers]
     waiting.reverse()
-    active: list[tuple[int, int]] = []  # (step at which it ends, its length then)
+    active: list[tuple[int, int]] = []  # (decoding step at which a sequence ends, its length then)
     seconds, step, context, begun = 0.0, 0, 0, set[int]()
     while waiting or active:
         fresh: list[Shape] = []

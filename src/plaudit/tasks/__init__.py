@@ -1,1 +1,1 @@
-"""The demo's task, to try every method on; nothing of the engine imports it."""
+"""Generated tasks for `plaudit demo`, to try every method on. No other package but the command line imports them."""

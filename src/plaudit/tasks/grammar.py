@@ -151,7 +151,7 @@ class Grammar:
             self._add(name + tone, forms)
 
     def write(self, name: str, rng: random.Random, *, used: set[str]) -> list[str]:
-        """Draw words for the rule. A base form in `used` is chosen only if no other is left; chosen ones join it."""
+        """Draw words by the rule `name`. Avoid base forms in `used` while others are left, and add the drawn ones."""
         words: list[str] = []
         pending = [f"<{name}>"]
         while pending:

@@ -22,7 +22,7 @@ FORMS = (
     ("{name} has {a} {things} and gives away {b}. How many {things} are left?", -1),
     ("{name} had {a} {things} and lost {b} of them. How many {things} does {name} still have?", -1),
 )
-"""Questions, and whether the second number is added or taken away."""
+"""(form of a question, 1 if the second number is added, -1 if it is subtracted)."""
 SYSTEM = "Answer with one short sentence, such as: Anna has 5 apples now."
 SENTENCE = re.compile(r"[^.!?\n]*\d[^.!?\n]*\.?\s*")
 """One sentence with a number."""
@@ -30,7 +30,7 @@ SENTENCE = re.compile(r"[^.!?\n]*\d[^.!?\n]*\.?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Stories:
-    """Files of the task."""
+    """The files that `make_stories` writes."""
 
     prompts: Path
     prompts_test: Path
