@@ -36,10 +36,10 @@ RENDER_SECONDS, MOST_RENDERED, MOST_EXCESSES = 5, 1 << 26, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a template writes an answer, read off a chat of one question."""
+    """How a template writes an answer, found out by rendering a chat of one question."""
 
     asks: str
-    """What the generation prompt adds to the chat."""
+    """Text that the generation prompt (add_generation_prompt) adds after the chat."""
     between: str
     """Text between prompt and answer, which is trained."""
     end: str
@@ -95,7 +95,7 @@ class Chats:
     ) -> str:
         """Return what the template writes after `prompt` for an answer, through the model's end token if it writes one.
 
-        Raises DataError if it lacks some of the answer's text or calls."""
+        Raises DataError if the rendered text lacks some of the answer's text or calls."""
         text = self._answered(prompt, messages, answer, arguments, where)
         if calls := answer.get("tool_calls"):
             probes = Probes(text)
@@ -131,7 +131,7 @@ class Chats:
         before = len(whole) - len(text)  # `text` is the end of `whole`
         for i, piece in enumerate(pieces):
             first = found.get(2 * i, -1)
-            apart = joined and tag and i in thoughts  # the thoughts were put before the rest
+            apart = joined and tag and i in thoughts  # these thoughts were put before `text`
             if not apart and (first < before or whole[first : found.get(2 * i + 1)] != piece.text):
                 raise DataError(f"the chat template does not show the answer's {piece.text[:40]!r}.", where)
         if thoughts and not joined:
@@ -148,9 +148,9 @@ class Chats:
         """Put together a completion that continues the prompt. `place`: the answer text's index in `whole`, if any."""
         shared = shared_count(prompt, whole)
         surplus = prompt[shared:]
-        unfinished = re.search(r"[<\[][^<>\[\]\s]{0,40}\Z", whole[:shared])  # both begin a tag here
+        unfinished = re.search(r"[<\[][^<>\[\]\s]{0,40}\Z", whole[:shared])  # both continue a tag that began before
         start = unfinished.start() if unfinished else shared
-        if place is None:  # only calls, or nothing
+        if place is None:  # the answer has only calls, or nothing
             inside, end, _ = whole[start:].partition(THOUGHT_TAGS.get(tag, "\0"))
             empty = inside.strip().removeprefix(tag).strip() in ("", thought)
             place = start + len(inside) + len(end) if end and empty else start
@@ -184,7 +184,7 @@ class Chats:
         return header + whole[place:]
 
     def _ended(self, text: str, start: int) -> str:
-        """Return the text through its first end token from `start` on; without one, add the end of `Form.end`."""
+        """Return the text through its first end token from `start` on; if it has none, end it with `Form.end`."""
         if cut := self._through_end(text, start):
             return cut
         form = self.form
@@ -263,7 +263,7 @@ class Chats:
         tools = {"tools": [probes.tool(tool) for tool in arguments["tools"]]} if "tools" in arguments else {}
         try:
             text = self._rendered(probed, {**arguments, **tools}, ask=True)
-        except DataError:  # a template may refuse these texts
+        except DataError:  # the template refuses the probes
             return ""
         turns = (i for i, turn in enumerate(shape) if turn["content"] not in text)
         return probes.missing(text) or next(

@@ -38,7 +38,7 @@ class Cursor:
         if seed < 0:
             raise ValueError(f"seed={seed} is negative; seeds count from 0.")
         self.quotas = None if weights is None else _quotas(self.counts, tuple(weights))
-        """Draws of each source in an epoch, for a mixture."""
+        """Number of draws from each source in an epoch; None without weights."""
         self.seed = seed
         self.shuffle = shuffle
 

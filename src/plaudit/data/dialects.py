@@ -158,7 +158,7 @@ def read_choice(fields: Fields) -> Sample:
 
 
 def read_judged(fields: Fields) -> Sample:
-    """Read a prompt and a judged answer. The answer is no reference, so for questions it stays a further column."""
+    """Read a prompt and a judged answer. A judged answer is no reference: read as a prompt, it is a further column."""
     asked = _first(fields, f"prompt|instruction|question|{CHATS}")
     judged = {name: fields.row[name] for name in (_first(fields, ANSWERS), _first(fields, LABELS)) if fields.has(name)}
     if asked not in CHATS.split("|"):
@@ -217,7 +217,7 @@ def read_prompt(fields: Fields) -> Sample:
 
 
 def _first(fields: Fields, names: str) -> str:
-    """Return the first of these names that is a column of the row, or the first name if none is."""
+    """Return the first of these names ("a|b|c") that is a column of the row; the first name if none is."""
     return next((name for name in names.split("|") if fields.has(name)), names.partition("|")[0])
 
 
@@ -234,7 +234,7 @@ def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple
 
 
 def _turn(fields: Fields, name: str) -> tuple[str, Message]:
-    """Read an answer that is a text, one assistant turn or a chat of one; return what the turn holds beside it too."""
+    """Read an answer given as a text, an assistant turn or a list with one. Return (text, the turn's other content)."""
     if isinstance(fields.row.get(name), Mapping):
         fields = replace(fields, row={**fields.row, name: [fields.row[name]]})
     if not fields.is_chat(name) or all(isinstance(turn, str) for turn in fields.row[name]):

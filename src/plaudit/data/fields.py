@@ -141,7 +141,7 @@ class Fields:
         return {"role": role, "content": self._checked_text(content, f"{name}.content"), **further}
 
     def _further(self, turn: Mapping[str, Any], name: str) -> Message:
-        """Return what a turn holds beside role and content, by the keys of `KEPT`."""
+        """Return a turn's entries under the keys of `KEPT`, that is, besides role and content."""
         if not blank(turn.get("function_call")):
             raise self.error(f"{name} has function_call, which is not read; write it as tool_calls.")
         found: Message = {}
@@ -192,7 +192,7 @@ class Fields:
         return value
 
     def _checked_number(self, value: Any, name: str) -> float:
-        if isinstance(value, str):  # from a CSV file
+        if isinstance(value, str):  # a cell of a CSV file
             with suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -211,7 +211,7 @@ def shared_count(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def template_arguments(row: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Read what a chat's row gives its template: the columns `tools` and `chat_template_kwargs`, which may be JSON."""
+    """Return the chat template's arguments in a row: the columns `tools` and `chat_template_kwargs`, also as JSON."""
     found: dict[str, Any] = {}
     if not blank(tools := row.get("tools")):
         found["tools"] = listed(tools)
@@ -296,8 +296,8 @@ def unread_keys(turn: Any) -> Iterator[str]:
 
 
 def blank(value: Any) -> bool:
-    """True for values that say nothing: null, NaN (a table's null), an empty text or list, JSON of those, or an object
-    of such values."""
+    """True for empty values: null, NaN (a table's null), an empty text or list, JSON of these, or an object with only
+    empty values."""
     if isinstance(value, str):
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):

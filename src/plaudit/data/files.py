@@ -253,7 +253,7 @@ READERS: dict[str, Reader] = {
 
 
 def numbered(source: str, rows: Any) -> Iterator[Scanned]:
-    """Yield rows with their places, numbered from 1; a row that is not a dict becomes a DataError."""
+    """Yield ("SOURCE#NUMBER", row), numbered from 1; a row that is not a dict becomes a DataError."""
     for number, row in enumerate(rows, start=1):
         where = f"{source}#{number}"
         try:

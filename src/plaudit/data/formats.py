@@ -127,17 +127,17 @@ def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
             "makes sense without it, leave the column out."
         )
     if kind == QUESTION:
-        if read.answer is None and read.messages and read.messages[-1]["role"] == "assistant":  # one not trained
+        if read.answer is None and read.messages and read.messages[-1]["role"] == "assistant":  # not trained
             read = replace(read, messages=read.messages[:-1], answer=read.messages[-1]["content"])
         if "answer" not in taken and type(fields.row.get("answer")) in (str, int, float):
-            read = replace(read, answer=str(fields.row["answer"]))  # beside the answer that the dialect reads
+            read = replace(read, answer=str(fields.row["answer"]))  # a column besides the answer that the dialect reads
         if not isinstance(fields.row.get("answer"), str):  # a number, which a reward may compare with
             taken = taken - {"answer"}
     extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
     arguments: Mapping[str, Any] = {}
     if read.messages:
         arguments = {**template_arguments(extra, where), **read.arguments}
-    own = {} if kind == JUDGEMENT else read.extra  # a judged row keeps its judgement for questions
+    own = {} if kind == JUDGEMENT else read.extra  # for questions, a judged row keeps its judgement as further columns
     return replace(read, where=where, arguments=arguments, extra={**own, **extra}), chosen.name
 
 

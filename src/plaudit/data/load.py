@@ -66,11 +66,11 @@ class Dataset(Generic[ItemT]):
     validation: Items[ItemT]
     report: DataReport
     counts: tuple[int, ...]
-    """Train items of each source. `items` holds the sources in this order."""
+    """Number of train items of each source; `items` holds the sources' items in this order."""
     weights: tuple[float, ...] | None
     shuffle: bool
     longest: int
-    """Tokens of the longest row, or prompt."""
+    """Tokens of the longest row, or of the longest prompt."""
 
     def cursor(self, seed: int) -> Cursor:
         """Return the order in which `items` are drawn."""
@@ -358,7 +358,7 @@ def _held_out(prompts: Integers, percent: float, key: tuple[int, ...]) -> npt.ND
     if len(prompts) > 1:
         count = max(count, 1)
     _, firsts, group = np.unique(prompts, return_index=True, return_inverse=True)
-    group = np.argsort(np.argsort(firsts))[group]  # numbered in the order of the source
+    group = np.argsort(np.argsort(firsts))[group]  # prompts numbered by first appearance
     sizes = np.bincount(group)
     if len(sizes) and sizes.min() > count:
         group, sizes = np.arange(len(prompts)), np.ones(len(prompts), np.int64)

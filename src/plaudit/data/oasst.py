@@ -23,7 +23,7 @@ Chat = tuple[dict[str, Any], ...]
 
 
 def unfolded(rows: Iterable[Scanned], kind: str, note: Note) -> Iterator[Scanned]:
-    """Replace trees by rows for one kind of record.
+    """Replace trees of messages by rows for the kind of record `kind`; pass other rows on unchanged.
 
     Messages are held until all are read, since those of a tree may be far apart."""
     messages: dict[str, tuple[str, dict[str, Any]]] = {}

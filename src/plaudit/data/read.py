@@ -40,7 +40,7 @@ KNOWN = "a .jsonl, .json, .csv, .tsv or .parquet file, a folder, a name that `da
 
 
 def read_rows(source: str, *, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all rows of a source with their places. The first bad row raises."""
+    """Yield (place, such as "file.jsonl:17", row) for all rows of a source. The first bad row raises DataError."""
     for where, row in scan_rows(source, split=split):
         if isinstance(row, DataError):
             raise row
@@ -48,9 +48,9 @@ def read_rows(source: str, *, split: str = "train") -> Iterator[tuple[str, dict[
 
 
 def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iterator[Scanned]:
-    """Yield all rows of a source with their places; a bad row is a `DataError` in place of the row.
+    """Yield (place, row) for all rows of a source; for a bad row, its `DataError` instead of the row.
 
-    `note` receives what is odd but read nevertheless."""
+    `note` is called for what is odd but read nevertheless."""
     function = FUNCTION.fullmatch(source)
     files = data_files(source, split)
     if function:
@@ -93,10 +93,10 @@ def data_files(source: str, split: str) -> list[tuple[str, Path]]:
 
 
 def _names_of_split(source: str, path: Path, split: str, config: str) -> list[str]:
-    """List the split's files in a folder: those that its README lists, else those whose names say so, else all.
+    """List the split's files in a folder: the files that its README lists, else those named for the split, else all.
 
-    Return [] if `datasets` is to read the folder: it saved the folder, a part of a split is asked for, or no file is of
-    a kind that we read. Raises DataError for files that would otherwise be ignored."""
+    Return [] if `datasets` should read the folder: it saved the folder, only a part of a split is asked for, or no file
+    is of a kind that we read. Raises DataError for files that would otherwise be ignored."""
     names = _files_within(path)
     ours = [name for name in names if file_kind(name) and Path(name).name not in DESCRIPTIONS]
     if "[" in split or any((path / name).is_file() for name in SAVED):

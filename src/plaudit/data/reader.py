@@ -288,7 +288,7 @@ def beginnings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerB
 
 
 def endings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """As `beginnings`, but keep the end."""
+    """As `beginnings`, but cut the beginnings and keep the ends."""
     return [text if len(text) <= 64 * limit else text[-_most(limit, tokenizer) :] for text in texts]
 
 

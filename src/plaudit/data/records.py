@@ -25,7 +25,7 @@ class Pair:
     rejected: str
     margin: float = 0.0
     chosen_turn: Message = field(default_factory=dict)
-    """What the chat turn holds beside its content, such as thoughts and calls."""
+    """The chosen answer's turn without role and content: thoughts, calls."""
     rejected_turn: Message = field(default_factory=dict)
 
 
@@ -78,8 +78,8 @@ class Dialect:
     fits: Callable[[Fields], bool] = lambda fields: True
     """With `data.dialect=auto`: what a row must fulfil besides having the columns."""
     refusal: str = ""
-    """Why rows of this dialect are no records of other kinds than `gives`. Such rows are refused, not read in a dialect
-    that needs fewer of their columns."""
+    """Why rows of this dialect cannot be read as other kinds of record than `gives`. If set, such rows are refused, and
+    not read in another dialect that needs fewer of their columns."""
     precedence: int = 3
     """Decides between dialects that all fit a row's columns: the highest wins, then the one that needs more columns,
     then the one added first. Built-in ones have 2 with answers, 1 with pairs and 0 with only prompts."""
@@ -88,7 +88,7 @@ class Dialect:
         return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
 
     def read_of(self, fields: Fields) -> set[str]:
-        """Return the columns that `read` takes from a row: of each entry, the first alternative that the row has."""
+        """Return the columns that `read` uses of a row: for each entry, the first alternative that the row has."""
         entries = [entry.split("|") for entry in (*self.needs, *self.may)]
         return {name for names in entries for name in [one for one in names if fields.has(one)][:1]}
 
@@ -98,5 +98,5 @@ class Dialect:
 
 
 def beside(turn: Message) -> Message:
-    """Return what a turn holds beside role and content."""
+    """Return a turn without its role and content."""
     return {key: value for key, value in turn.items() if key not in ("role", "content")}

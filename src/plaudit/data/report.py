@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Mapping[int, int]) -> Lengths:
-        """Make it from a mapping of length to number of times; an empty one gives zeros."""
+        """Return the lengths of {length: how often}; {} gives zeros."""
         if not lengths:
             return cls()
         ordered = sorted(lengths)
@@ -79,7 +79,7 @@ class Tally:
     unread: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    """The first example of each note, if there is one."""
+    """{note: its first example}, for notes that have one."""
     dropped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     items: int = 0
@@ -104,7 +104,7 @@ class Tally:
         self.budget.spend(error)
 
     def note(self, what: str, example: str = "") -> None:
-        """Count something odd that is used nevertheless."""
+        """Count one more case of `what`: something odd that is used nevertheless."""
         self.noted[what] += 1
         self.examples.setdefault(what, example)
 
@@ -146,9 +146,9 @@ class SourceReport:
     dialects: Mapping[str, int]
     """Rows by the dialect they were read in."""
     unread: Mapping[str, int]
-    """Number of rows by column that holds something but is not used. Prompts keep all columns for rewards."""
+    """{column that is not used: number of rows in which it is not empty}. Prompts keep all columns for rewards."""
     noted: Mapping[str, int]
-    """Counts of what is odd but used nevertheless."""
+    """{note on something odd that is used nevertheless: how often}."""
     noted_examples: Mapping[str, str]
     read: int
     kept: int
@@ -158,7 +158,7 @@ class SourceReport:
     pairs: int
     pairs_dropped: Mapping[str, int]
     turns_dropped: Mapping[str, int]
-    """Left-out assistant turns of chats that kept others (`data.every_turn`)."""
+    """{reason: number of assistant turns left out of chats whose other turns are trained} (`data.every_turn`)."""
     verdicts: Mapping[str, int]
     """Judged answers of kept records: good ones, bad ones, and left-out ones by reason."""
     dropped: Mapping[str, int]

@@ -46,7 +46,7 @@ class DataSettings(Section):
     shuffle: bool = True
     """Draw rows in a seeded random order that is new in every epoch."""
     limit: int | None = setting(None, least=1)
-    """Most good rows to use of each source, from its beginning."""
+    """Use at most this many good rows of each source, the first ones. Null: all."""
     bad_rows: int = setting(0, least=0)
     """Number of unreadable rows that may be skipped (and reported), over all sources. 0: the first one is an error."""
     max_prompt_tokens: int = setting(512, least=1, unit="tokens")
@@ -58,7 +58,7 @@ class DataSettings(Section):
     system turn) and the end of answers; "drop" leaves rows out; both are counted. "error" stops with an error. Null
     drops chats and truncates texts."""
     max_pairs_per_prompt: int = setting(2, least=1)
-    """Most preference pairs of one prompt; of judged answers twice as many. The first are used, the others counted."""
+    """Most preference pairs of a prompt (twice as many judged answers). The first ones are used, others are counted."""
     every_turn: bool = False
     """In demonstrations that are chats, train every assistant turn, not only the last one. The turns before it are its
     prompt."""

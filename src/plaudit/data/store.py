@@ -205,7 +205,7 @@ class PromptItems:
         return item
 
     def _further(self, prompt: Prompt) -> bytes:
-        """Return the other fields as JSON, or the number of the prompt among those that are kept in memory."""
+        """Return a prompt's other fields as JSON; if JSON changes them, its number among prompts kept in memory."""
         further = {
             "answer": prompt.answer,
             "source": prompt.source,

@@ -86,7 +86,7 @@ def pinned(template: str, arguments: Mapping[str, Any]) -> str:
             lines.append(_pinned_date(value))
         else:
             lines.append(f"{{% if {name} is not defined %}}{{% set {name} = {plain(value)!a} %}}{{% endif %}}")
-    # transformers removes the newline after a block, so what follows stands as it stood at the beginning
+    # transformers removes the newline after a block, so the rest of the template renders as before
     return "".join(f"{line}\n" for line in lines if line not in template) + template
 
 

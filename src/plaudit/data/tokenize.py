@@ -162,7 +162,7 @@ def _mismatched(
 def _judged_answers(
     reader: Reader, record: Sample, asked: Encoded, prompt: Tokens, left_out: Counter[str]
 ) -> list[tuple[Answer, bool]]:
-    """Return each usable answer once, with True if it is good. Count why others are left out."""
+    """Return (answer, True if it is good) for each usable answer, once each; count others by reason in `left_out`."""
     called: dict[Answer, set[bool]] = {}
     for number, verdict in enumerate(record.verdicts):
         answer = reader.answer(asked, number, prompt)

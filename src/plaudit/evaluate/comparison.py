@@ -38,7 +38,7 @@ def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[st
         wins = [[1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap, _ in group] for group in found]
         figures |= win_figures(name, wins, [[length for _, length in group] for group in found], seed=seed)
         gaps = [fmean(gap for gap, _ in group) for group in found if group]
-        shares = verdicts(first, name) and verdicts(second, name)  # gaps are then from -1 to 1
+        shares = verdicts(first, name) and verdicts(second, name)  # differences are then from -1 to 1
         figures[f"difference/{name}"] = (
             share_interval([(1 + gap) / 2 for gap in gaps]).map(lambda share: 2 * share - 1)
             if shares
@@ -52,8 +52,8 @@ def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[st
 def win_figures(
     name: str, wins: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], *, seed: int
 ) -> dict[str, Interval]:
-    """Win rate, share of ties and length-controlled win rate, from the outcomes of each prompt's pairs and the
-    differences of their lengths in characters. Prompts without outcomes are left out."""
+    """Return win rate, share of ties and length-controlled win rate. For each prompt's pairs, `wins` has the outcomes
+    (1, 0, 1/2) and `lengths` the differences of lengths in characters. Prompts without pairs are left out."""
     compared = [(won, gaps) for won, gaps in zip(wins, lengths, strict=True) if won]
     ties = [fmean(win == 0.5 for win in won) for won, _ in compared]
     figures = {

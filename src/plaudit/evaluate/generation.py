@@ -41,8 +41,8 @@ def reward_figures(answers: Answers) -> Figures:
 
 
 def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *, least: float) -> Figures:
-    """pass@k of each named reward, averaged over prompts: an answer passes with a score of at least `least`. Answers
-    without a score are left out, and so are prompts with fewer than k scores. Raises ValueError if none is left."""
+    """Return pass@k of each named reward, averaged over prompts: an answer passes with a score of at least `least`.
+    Answers without a score, and prompts with fewer than k scores, are left out. ValueError if no prompt is left."""
     figures: Figures = {}
     for name in names:
         scores = _values(answers, name)

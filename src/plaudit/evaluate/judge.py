@@ -153,7 +153,7 @@ class JudgeInput:
         return (*asked, *tokens, *(() if tokens and tokens[-1] in self.reader.ends else self._end(chat=chat)))
 
     def _prompt(self, prompt: Prompt, turns: Sequence[Message], *, sampled: bool) -> tuple[str, Tokens]:
-        """Return the prompt's text and tokens. Those of the last chat are cached, for its other answers."""
+        """Return the prompt's text and tokens. The last prompt's are cached, since all of its answers are scored."""
         if not turns:
             return prompt.text, prompt.tokens if sampled else encode_prompt(prompt.text, self.tokenizer)
         if self._asked is None or self._asked[0] is not prompt:

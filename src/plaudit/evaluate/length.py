@@ -42,7 +42,7 @@ def length_controlled(
     chunk = max(1, 1_000_000 // len(y))
     parts = [_fitted(y, z, counts[i : i + chunk][:, prompt] * share) for i in range(0, RESAMPLES, chunk)]
     rate, spread = float(value[0]), float(np.var(_sigmoid(np.concatenate(parts))))
-    own = design_effect([float(np.mean(group)) for group in wins if group])  # without it, all wins would look certain
+    own = design_effect([float(np.mean(group)) for group in wins if group])  # else all wins would look certain
     return around_share(rate, max(own, n * spread / (rate * (1 - rate))), n)
 
 

@@ -80,7 +80,7 @@ class ScoringSettings(ComputeSettings):
 
 @dataclass
 class GenerateSettings(ComputeSettings):
-    """Answers of one policy."""
+    """Settings of `plaudit generate`, which draws answers of one policy."""
 
     model: str = ""
     """The policy: folder of a run or of a Hugging Face checkpoint, or a hub id."""
@@ -135,7 +135,7 @@ class MeasureSettings(ScoringSettings):
         yield from (f"{kind}: there is no {name}" for kind in DATA for name in absent(vars(self)[kind]))
 
     def is_set(self, name: str) -> bool:
-        """True if a field names something."""
+        """True if the field `name` has a value."""
         value = vars(self)[name]
         return bool(sources(value)) if name in DATA else value not in (None, [], LlmSettings())
 
@@ -197,12 +197,12 @@ class EvaluationSettings(MeasureSettings):
     evaluations), and writes nothing for a model of no run."""
 
     def chosen(self) -> list[str]:
-        """The kinds asked for, or all that have what they need. The KL needs answers of the whole policy."""
+        """The kinds asked for, else all that lack nothing. The KL needs answers of the policy's whole distribution."""
         able = [kind for kind in KINDS if not self.lacking(kind)]
         return list(self.kinds) or [kind for kind in able if kind != "kl" or self.sampling.whole]
 
     def lacking(self, kind: str) -> list[str]:
-        """Return what a kind of figure needs and these settings do not name."""
+        """Return the settings that a kind of figure needs and that are not set."""
         needs = {
             "perplexity": ("model", "demonstrations"),
             "generation": ("model", "prompts"),

@@ -131,6 +131,6 @@ def lacking(
 
 
 def columns_of(prompt: Prompt) -> dict[str, Any]:
-    """Return a row's columns beside its prompt. The answer is under each name in ANSWERS, since its own is not kept."""
+    """Return a row's columns besides its prompt. The answer has each name in ANSWERS: its column's name is not kept."""
     answers = {} if prompt.answer is None else dict.fromkeys(ANSWERS, prompt.answer)
     return answers | dict(prompt.extra)

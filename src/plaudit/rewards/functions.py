@@ -315,8 +315,8 @@ Getter = Callable[[Prompt, Completion], Any]
 def _bindings(
     function: Callable[..., Any], name: str, options: Mapping[str, Any], columns: list[str]
 ) -> tuple[tuple[str, Getter], ...]:
-    """Return each parameter's name with a function that gets its value. A positional-only parameter has the name "".
-    Another name is that of a column of the rows; those without a default are added to `columns`."""
+    """Return (parameter's name, function that gets its value) pairs; the name is "" for one passed by position. A name
+    that is no known input is a column of the rows; such columns without a default are added to `columns`."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     refuse_options(name, () if open_ended else options, [parameter.name for parameter in parameters])
@@ -332,7 +332,7 @@ def _bindings(
                 f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}"
             )
         if getter is None:
-            columns += [parameter.name] * (needed or parameter.name in ANSWERS)  # one might mean the answer
+            columns += [parameter.name] * (needed or parameter.name in ANSWERS)  # it may mean the reference answer
             getter = functools.partial(_column, parameter.name, None if needed else parameter.default)
         found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
     return tuple(found)

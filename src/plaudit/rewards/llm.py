@@ -61,7 +61,7 @@ class Decision:
     """For the first answer: 1 if it won in both orders, 0 if it lost in both, 0.5 for a tie or a contradiction; None
     without two verdicts."""
     verdicts: tuple[float | None, float | None] = (None, None)
-    """The value of each order: with the first answer shown first, and shown second."""
+    """The first answer's value when it was shown first, and when it was shown second."""
     replies: tuple[str, str] = ("", "")
     reason: str = ""
     """Why there is no value."""
@@ -122,7 +122,7 @@ class LlmJudge:
     def _request(self, prompt: str, first: str, second: str) -> dict[str, Any]:
         system = SYSTEM.replace("{criterion}", self.settings.criterion)
         texts = {"{prompt}": prompt, "{first}": first, "{second}": second}
-        asked = re.sub(r"\{\w+\}", lambda place: texts[place[0]], ASKED)  # in one pass: texts may hold such words
+        asked = re.sub(r"\{\w+\}", lambda place: texts[place[0]], ASKED)  # at once: texts may contain {words} too
         turns = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
         return {"model": self.settings.model, "messages": turns, "temperature": 0, **self.settings.options}
 

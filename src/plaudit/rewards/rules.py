@@ -29,8 +29,8 @@ _NUMBER = (
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 )
 _N = r"[-\u2212]?[$\u20ac\u00a3]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
-# What has numbers and is none: names such as A5; fractions, mixed or not, ratios, times, powers and 1e3; a fraction in
-# LaTeX; points, intervals and sets.
+# Expressions that contain digits but are no plain number: names such as A5; fractions, mixed or not, ratios, times,
+# powers and 1e3; a fraction in LaTeX; points, intervals and sets.
 _LARGER = (
     rf"[^\W\d_]+\d\w*|(?:\d+\s+(?=\d+\s*/))?{_N}(?:(?:\s*[/^]\s*|:|[eE][-+]?(?=\d))[{{(]?{_N}[)}}]?)+|\\[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}"
     rf"|[(\[{{]\s*{_N}(?:(?:\s*;\s*|\s*,\s+|,(?!\d{{3}}(?!\d))){_N})+\s*[)\]}}]"

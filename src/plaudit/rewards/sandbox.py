@@ -148,7 +148,7 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions, deadl
         tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests), deadline=deadline))
         try:
             await asyncio.wait({answer, tests}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done() and not tests.done():  # its code ended the process: calls must fail, not wait
+            if answer.done() and not tests.done():  # the answer ended its process: calls must fail, not wait
                 answer.result()
                 pipes.close()
             return (await tests)[0]
@@ -206,7 +206,7 @@ async def _run(
 
 
 async def _written(stream: asyncio.StreamWriter, content: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it may end without reading
+    with contextlib.suppress(ConnectionError):  # the process may end without reading its input
         stream.write(content)
         await stream.drain()
         stream.close()

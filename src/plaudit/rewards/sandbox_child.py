@@ -174,7 +174,7 @@ def answer(job: dict[str, Any]) -> None:
     calls, results = os.fdopen(job["calls"], "rb"), os.fdopen(job["results"], "wb", buffering=0)
     namespace: dict[str, Any] = {"__name__": "answer", "__builtins__": builtins}
     with redirect_stdout(io.StringIO()):
-        with suppress(Exception):  # its functions may be defined nevertheless
+        with suppress(Exception):  # it may have defined functions before it failed
             exec(compile(job["code"], "answer.py", "exec"), namespace)
         while line := calls.readline(LONGEST):
             name, arguments, named = literal(line.decode())
@@ -220,7 +220,7 @@ def tests(job: dict[str, Any]) -> None:
         except (ValueError, SyntaxError, RecursionError):
             fault = before or (b"?" if made == first or not plain([*arguments, named]) else b"f")
             raise
-        if made > MOST_CALLS:  # an answer's results may make tests do this
+        if made > MOST_CALLS:  # an answer's results may make tests loop
             raise OverflowError
         calls.write(line + b"\n")
         line = results.readline(LONGEST)
@@ -251,7 +251,7 @@ def tests(job: dict[str, Any]) -> None:
                         check(Remote(job["entry"], call))
                     verdict = b"p"
         except Exception as error:  # noqa: BLE001 - whatever the test raises
-            if isinstance(error, MemoryError):  # results in the tests before may be its cause, so it has failed
+            if isinstance(error, MemoryError):  # results of earlier tests may have filled memory: the answer fails
                 fault = b"f"
         os.write(1, fault or (verdict if made >= first else b"?"))
 

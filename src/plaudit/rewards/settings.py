@@ -54,7 +54,7 @@ class RewardSettings(Section):
     options: dict[str, Any] = field(default_factory=dict)
     """function, rules: keyword arguments passed at every call; http: sent with every request."""
     deadline: float = setting(60.0, above=0, unit="seconds")
-    """function, rules: most time of one call."""
+    """function, rules: longest time of one call."""
     thread: bool = False
     """function, rules: call a sync function in a thread, for functions that wait for a network or a subprocess. It must
     be thread-safe."""
@@ -63,7 +63,7 @@ class RewardSettings(Section):
     token_env: str = ""
     """http: name of the environment variable with the servers' token. Empty sends none."""
     timeout: float = setting(30.0, above=0, unit="seconds")
-    """http: most time of one request."""
+    """http: longest time of one request."""
     retries: int = setting(8, least=0)
     """http: how often a failed request is sent again, with growing pauses. The default takes about a minute."""
     batch: int = setting(32, least=1)
@@ -134,7 +134,7 @@ class LlmSettings(Section):
     url: str = ""
     """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty: no such comparison."""
     model: str = ""
-    """The model's name there."""
+    """The model's name, as the endpoint knows it."""
     token_env: str = ""
     """Name of the environment variable with the token. Empty sends none."""
     criterion: str = "how helpful, correct and clear an answer is"
@@ -142,7 +142,7 @@ class LlmSettings(Section):
     options: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, such as {max_tokens: 512}. They override temperature=0."""
     timeout: float = setting(120.0, above=0, unit="seconds")
-    """Most time of one request."""
+    """Longest time of one request."""
     retries: int = setting(6, least=0)
     """How often a failed request is sent again, with growing pauses."""
     concurrency: int = setting(8, least=1)
@@ -179,7 +179,7 @@ class ShapingSettings:
 
     @property
     def penalty(self) -> float | None:
-        """The fixed reward of an unfinished answer; None: it gets another one, or none."""
+        """The fixed reward of an unfinished answer; None if `unfinished` names no fixed one."""
         if isinstance(self.unfinished, str):
             return PENALTY if self.unfinished == "penalty" else None
         return float(self.unfinished)

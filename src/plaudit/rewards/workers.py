@@ -87,7 +87,7 @@ class JudgeWorkers:
         return scores
 
     async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> Sequence[float | None]:
-        """Return scores from a place's worker or, if that worker is lost, from another one."""
+        """Return scores from the worker in `place` or, if that worker is lost, from another one."""
         far = any(isinstance(sequence, Distant) for sequence in sequences)
 
         async def ask(judge: Worker[Scores]) -> Sequence[float | None]:
@@ -103,7 +103,7 @@ class JudgeWorkers:
 
 
 async def _of_distant(judge: Worker[Scores], sequences: Sequence[Tokens]) -> list[float | None]:
-    """Score sequences, None for lost ones. All processes fetch tokens first: one without some would block the pass."""
+    """Score sequences; None for lost ones. All processes fetch tokens first: during a pass they wait for each other."""
     of = [sequence.source if isinstance(sequence, Distant) else None for sequence in sequences]
     sources = [source for source in {id(source): source for source in of}.values() if source is not None]
     found = await together(process.call(Scores.pin, sources) for process in judge.processes)
@@ -185,7 +185,7 @@ class FunctionWorkers:
         return await self._queue.ask([_Answer(prompt, completion) for completion in lean])
 
     async def _work(self) -> None:
-        """Takes: waiting answers, a share for each worker. Waits for: a worker. Woken by: it. Gives: a score each."""
+        """Takes: waiting answers, a worker's share at a time. Waits for: a free worker and its reply. Gives: scores."""
         while self._queue.open:
             answers = self._queue.take(min(self._most, math.ceil(len(self._queue.waiting) / self._count)))
             for answer, score in zip(answers, await self._scored(answers) if answers else (), strict=True):
