@@ -140,7 +140,7 @@ class Batch:
         return self._mapped(lambda name, column: column.index_select(0, rows if name in ROW_COLUMNS else tokens))
 
     def units(self, order: Sequence[int] | Tensor) -> Batch:
-        """Return the given units in that order."""
+        """Return the units with these numbers (a unit is `unit` adjacent rows), in that order, with all columns."""
         first = torch.as_tensor(order, dtype=torch.int64) * self.unit
         return self.select((first[:, None] + torch.arange(self.unit)).reshape(-1))
 
@@ -161,8 +161,8 @@ class Batch:
         return [self.units(part) for part in order.tensor_split(parts)]
 
     def shards(self, world: int) -> list[Batch]:
-        """Split into the shards of `world` ranks, in whole units. A rank without rows gets the first unit without
-        weight, since ranks meet in collectives."""
+        """Split whole units into shards for `world` ranks. A rank without units gets the first one with weight 0, since
+        every rank must take part in collectives."""
         if world == 1:
             return [self]
         parts = spread(self._units, world)
@@ -185,7 +185,7 @@ class Batch:
         return self.with_columns(**{name: placed.columns()[name] for name in new})
 
     def weightless(self) -> Batch:
-        """Return the same rows without weight in losses and figures."""
+        """Return the same rows with weights of 0, so that they count in no loss and no figure."""
         return self._mapped(lambda name, column: torch.zeros_like(column) if name in WEIGHTS else column)
 
     def micro(self, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:

@@ -45,7 +45,7 @@ class Objective(Section):
     """Base of every method."""
 
     data: ClassVar[Data]
-    """Kind of data that the method reads: `prompts` for online methods, else labelled answers."""
+    """Kind of data that the method reads: `prompts` if it is online, else demonstrations, preferences or judgements."""
     asks: ClassVar[frozenset[Role]] = frozenset()
     """Roles of the models that must fill batch columns before `credit`, such as the reference's log-probs."""
     unit: ClassVar[int] = 1

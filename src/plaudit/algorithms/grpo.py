@@ -30,9 +30,9 @@ class GRPO(PolicyGradient):
 
     samples: int = setting(8, least=2)
     scale_rewards: bool = True
-    """Divide by the group's deviation."""
+    """Divide advantages by the standard deviation of the group's rewards; Dr.GRPO does not."""
     dynamic_sampling: bool = False
-    """Replace groups of equal rewards by those of further prompts (DAPO)."""
+    """Replace groups whose rewards are all equal by groups of further prompts (DAPO)."""
     dynamic_sampling_part: str | None = None
     """The part of the reward that must differ, by its name in metrics without "reward/". DAPO: accuracy, which a length
     penalty must not hide. null, or a part that does not apply to a prompt: the whole reward."""

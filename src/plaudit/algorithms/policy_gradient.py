@@ -46,7 +46,7 @@ class PolicyGradient(Algorithm):
     kl_in_loss: float = setting(0.0, least=0)
     """Coefficient of a KL term in the loss."""
     kl_estimator: str = setting("weighted_k3", choices=("weighted_k3", "k2", "k3"))
-    """Estimator of that term, by token. weighted_k3: k3 times the differentiable ratio; its gradient is the KL's, for
+    """Estimator of the KL in the loss. weighted_k3: k3 times the differentiable ratio; its gradient is the KL's, for
     old samples too. k2: the same gradient without the ratio. k3: as in GRPO's paper; its gradient is that of
     KL(reference || policy). k1's gradient is zero on average: it belongs in a reward (kl_coefficient)."""
     entropy_bonus: float = 0.0

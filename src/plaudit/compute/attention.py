@@ -36,9 +36,9 @@ class Sequences:
         starts = F.pad(sizes.cumsum(0), (1, 0))
         shared = torch.zeros_like(sizes) if index is None else _known_before(place, starts)
         begins = F.pad(shared.cumsum(0), (1, 0))
-        self.tokens = int(place.max()) + 1  # that are computed
-        self.shared = int(begins[-1])  # tokens that an earlier sequence has too
-        self.rows = (place, starts, begins)  # as the kernels read them
+        self.tokens = int(place.max()) + 1  # number of computed tokens
+        self.shared = int(begins[-1])  # number of tokens shared with earlier sequences
+        self.rows = (place, starts, begins)  # the kernels' arguments
 
 
 def first_readers(place: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ class Axis:
         return largest
 
     def own(self, ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Return the indices of rows `ids` among this rank's `rows` rows, 0 for other ranks', and a mask of these."""
+        """Return indices of `ids` among this rank's `rows` rows, and a mask of other ranks' ids (their index is 0)."""
         mine = ids - self.rank * rows
         others = (mine < 0) | (mine >= rows)
         return mine.masked_fill(others, 0), others

@@ -229,6 +229,6 @@ def _constants() -> dict[str, Any]:
 def _kernel(symbol: str, *arguments: Any) -> Callable[..., int]:
     found = library()
     assert found is not None, "a kernel was asked for without asking whether there are any"
-    function = found[symbol]  # and not by a dot, which would give all calls one that takes the same
+    function = found[symbol]  # not by an attribute: all calls would share its argtypes
     function.restype, function.argtypes = ctypes.c_int64, arguments
     return function

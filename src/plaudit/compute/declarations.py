@@ -22,7 +22,7 @@ import torch
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
 """Dtypes that the kernels support, with the ending of the kernels' names."""
 
-_ROWS = "index:i[places]<tokens starts:i[ends]<<places+1 begins:i[ends]<<"  # each at most
+_ROWS = "index:i[places]<tokens starts:i[ends]<<places+1 begins:i[ends]<<"  # each kernel adds a limit
 _STATES = "query:T[tokens,heads,dim]/ key:T[tokens,kv_heads,dim]/ value:T[tokens,kv_heads,dim]/"
 _NEW = "slots:i[n]<slots positions:i[n]<length"
 _NEW_KEYS = "key:T[n,kv_heads,dim]/ value:T[n,kv_heads,dim]/"

@@ -24,7 +24,7 @@ from plaudit.compute.library import library
 PIECE = 1 << 16
 """Numbers processed together: few enough for a processor's cache, many enough to keep a GPU busy."""
 BASE = 6364136223846793005
-"""Base of the powers that distinguish pieces; odd."""
+"""Odd base of the powers by which the sums of pieces are multiplied, so that their order matters."""
 
 
 @torch.no_grad()
@@ -46,8 +46,8 @@ def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str
 
 @torch.no_grad()
 def box_sum(values: Tensor, shape: Sequence[int], at: Sequence[int]) -> Tensor:
-    """Return the part () that a box, which begins at `at`, adds to the sum of a tensor of this shape. The parts of all
-    boxes of a tensor add up, modulo 2^64, to its sum. A box must have whole rows, or two dimensions."""
+    """Return the term () of a box, which begins at index `at`, in the sum of a tensor of this shape. The terms of all
+    boxes of a tensor add up to its sum, modulo 2^64. A box must have whole rows, or two dimensions."""
     if not values.numel():
         return torch.zeros((), dtype=torch.int64, device=values.device)
     count, size = math.prod(shape), values.element_size()

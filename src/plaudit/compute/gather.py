@@ -29,8 +29,8 @@ class Reading:
 
     @cached_property
     def bags(self) -> tuple[Tensor, Tensor]:
-        """The reads sorted by the row that they read, and the offset of each row's first read (rows,). Computed only
-        for a backward pass."""
+        """Return the reads sorted by the row that they read, (m,), and the offset of each row's first read in them,
+        (rows,). Only backward passes need them."""
         everything = torch.arange(len(self._source), device=self._source.device)
         places = everything if self._real is None else self._real.nonzero()[:, 0]
         found, order = self._source[places].sort(stable=True)
@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         reads, starts = ctx.reading.bags
-        # Not F.embedding_bag, which checks its arguments at length.
+        # Not F.embedding_bag, whose checks of arguments take long.
         bag = torch.ops.aten._embedding_bag_forward_only
         flat = grad.flatten(1)
         summed: Tensor = bag(flat, reads, starts, False, 0, False, None, False, -1)[0]

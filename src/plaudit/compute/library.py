@@ -104,7 +104,7 @@ def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
             return _made(compiler, None)
         with contextlib.suppress(OSError):
             return _opened(cached)
-        with FileLock(cached.with_suffix(".lock"), timeout=PATIENCE):  # of many processes at once, one compiles
+        with FileLock(cached.with_suffix(".lock"), timeout=PATIENCE):  # if many processes start at once, one compiles
             try:
                 return _opened(cached)
             except FileNotFoundError:
@@ -118,7 +118,7 @@ def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _opened(cached: Path) -> ctypes.CDLL:
-    """Load the kept kernels. Raises OSError with the reason if they are absent, changed, or writable by others."""
+    """Load kernels from the cache. Raises OSError with the reason if they are absent, changed or writable by others."""
     found = cached.lstat()
     if not (stat.S_ISREG(found.st_mode) and _private(found)):
         raise OSError(f"{cached} is not a file, belongs to another user, or others may write to it")

@@ -160,7 +160,7 @@ def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> t
 
 
 def _again(ctx: Any, part: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None) -> Tensor:
-    """Compute the probabilities of these states again, (rows of `part`, vocab), in float32."""
+    """Recompute the probabilities (states of `part`, vocab) in float32, for the backward pass."""
     logits: Tensor = ctx.head(hidden[part], weight, bias)
     if total is None:
         return _log_softmax(logits, ctx.temperature).exp_()

@@ -58,7 +58,7 @@ def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
         return summed_outer_products(first.float(), second.float())
     if not by_onednn(first, second):
         return first.T @ second
-    if first.shape[1] < second.shape[1]:  # oneDNN's first factor is copied if it is transposed: let it be the smaller
+    if first.shape[1] < second.shape[1]:  # oneDNN copies a transposed first factor: make it the smaller one
         return _onednn(first.T, second.T)
     return _onednn(second.T, first.T).T.contiguous()
 

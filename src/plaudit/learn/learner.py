@@ -115,7 +115,7 @@ class Learner(Scorer):
         passes, cut, place = self.passes, partial(self._micro, batch), self.placement
         try:
             stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True)))
-        except UnitTooLong as error:  # the others wait for this rank's figures
+        except UnitTooLong as error:  # tell other ranks, which wait for this one's figures
             stats = {TOO_LONG: float(error.tokens)}
         stats = place.merge(stats | passes.figures())
         passes.agree(stats)

@@ -98,7 +98,7 @@ class Optimizer:
         self.round()
 
     def _runs(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the names to update in one call: all, or with `waits` those of one bucket at a time."""
+        """Yield lists of names to update in one call of the kernel: one list of all, or with `waits` one per bucket."""
         keys, masters = iter(names), [self.masters[name] for name in names]
         for run in buckets(masters) if self.waits else [masters] * bool(names):
             yield [next(keys) for _ in run]
@@ -132,7 +132,7 @@ class Optimizer:
             maximize=False,
             grad_scale=None if excess is None else torch.tensor(excess, device=masters[0].device),
         )
-        torch.autograd.graph.increment_version(masters)  # the kernel does not, and copies elsewhere go by it
+        torch.autograd.graph.increment_version(masters)  # the kernel does not; engines compare versions
 
     def offload(self) -> None:
         """Move moments and masters to host memory until `onload`, to free the device."""

@@ -144,7 +144,7 @@ class Passes:
         return {name: [budget.asked, budget.tokens] for name, budget in self._budgets().items() if budget.lowered}
 
     def restore(self, state: dict[str, list[int]]) -> None:
-        """Take over the lowered sizes that `state` returned, except those whose settings have changed since."""
+        """Set the lowered sizes that `state` returned, except sizes whose settings have changed since."""
         for name, (asked, tokens) in state.items():
             budget = self._budgets()[name]
             if asked == budget.asked:

@@ -112,8 +112,8 @@ def _inputs(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> In
 
 
 def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the reads (n,) by runs of `size` tokens. Return which reads are this rank's (k,), their indices among its m
-    reads (k,), and the places of all m reads among its tokens (m,). Each of its runs on the tensor axis has equally
+    """Split the reads (n,) among ranks by runs of `size` tokens. Return which reads are this rank's (k,), their indices
+    in its padded reads (k,), and these as indices of its tokens (m,). Each of its runs on the tensor axis has equally
     many reads: they are padded with the run's first token, on the CPU to one of a few numbers."""
     count, first = model.axis.runs, model.context_axis.rank * model.axis.runs
     runs = read // size - first
@@ -136,7 +136,7 @@ def _logprobs(model: LanguageModel, batch: Batch, inputs: Inputs, before: Tensor
         chosen, entropy = chosen_logprobs(
             before, head.weight, targets, temperature=temperature, bias=head.bias, axis=model.axis
         )
-    else:  # a family that runs through transformers
+    else:  # a model that runs through transformers
         chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
     found = (_placed(column[inputs.at], place, len(batch.tokens)) for column in (chosen, entropy))
     logprobs, entropy = map(model.context_axis.leave, found)
@@ -152,7 +152,7 @@ def _values(model: LanguageModel, batch: Batch, inputs: Inputs, states: Tensor, 
 
 
 def _placed(values: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return float32 (count,) with the values at their places and 0 elsewhere."""
+    """Return float32 (count,) with `values` at the indices `place` and 0 elsewhere."""
     return torch.zeros(count, dtype=torch.float32, device=values.device).index_copy(0, place, values)
 
 

@@ -69,7 +69,7 @@ class Scorer:
             nonlocal needed
             parts = batch.consecutive(tokens, once=counts_once(self.model, device))
             needed = len(parts)
-            return parts + [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for each pass
+            return parts + [parts[-1]] * (self.placement.passes(needed) - needed)  # ranks must make equally many passes
 
         work = Work(self.model, self.role, device, self.temperature, lambda output, part: (None, output))
         with self.placement.present():

@@ -45,8 +45,8 @@ class LearnSettings:
     """Precision of weights and activations. With bfloat16 the optimizer keeps float32 masters and moments. It is faster
     on devices that multiply bfloat16: GPUs, and x86 processors with AVX-512."""
     micro_tokens: int = setting(8192, least=1, unit="tokens")
-    """Most tokens of one forward and backward pass; a step is cut into such passes, whose gradients add up. On the CPU,
-    a prompt that several answers share counts once. A pass without gradients takes twice as many."""
+    """Most tokens of one forward and backward pass (micro-batch); gradients of a step's passes add up. On the CPU, a
+    prompt that several answers share counts once. A pass without gradients takes twice as many tokens."""
     activation_checkpointing: bool = False
     """Keep only each layer's input, and compute the layer again in the backward pass: less memory, a third more work,
     the same gradient."""

@@ -35,7 +35,7 @@ Spec = tuple[torch.dtype, Shape]
 
 
 class Within(NamedTuple):
-    """A rank's tensor as a part of a whole one."""
+    """Where a rank's tensor lies in the whole tensor (of all ranks)."""
 
     shape: Shape
     """Shape of the whole tensor."""
@@ -84,7 +84,7 @@ class Placement(Protocol):
         ...
 
     def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        """Return the specs of all ranks' tensors by kind/parameter, given those of this rank's."""
+        """Return {kind/parameter: spec} of all ranks' tensors, given those of this rank; all ranks must call it."""
         ...
 
     def settle(self) -> None:
@@ -104,7 +104,7 @@ class Placement(Protocol):
         ...
 
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
-        """Return these parameters, whole and in the model's precision; {} on ranks above 0, unless `everyone`."""
+        """Gather the named parameters, whole and in the model's precision; {} on ranks above 0, unless `everyone`."""
         ...
 
     def share(self) -> Share | None:
@@ -275,7 +275,7 @@ def finite(tensors: Iterable[Tensor]) -> bool:
         return True
     each = [norm for _, some in groupby(held, _place) for norm in torch._foreach_norm(list(some))]
     norms = [norm.to(held[0].device, torch.float32) for norm in each]
-    found = torch.stack(norms).isfinite().tolist()  # the one wait for a GPU
+    found = torch.stack(norms).isfinite().tolist()  # the only point that waits for a GPU
     return all(sound or bool(one.isfinite().all()) for one, sound in zip(held, found, strict=True))
 
 

@@ -70,7 +70,7 @@ class Staged(Around):
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():
-            if len(places := self.layout.stages(name)) > 1:  # a tied embedding: both add the same two numbers
+            if len(places := self.layout.stages(name)) > 1:  # a tied embedding: first and last stage get equal sums
                 (other,) = set(places) - {self.number}
                 gradient += self.line.exchange(gradient, other)
         self.inner.sum(gradients)
@@ -158,7 +158,7 @@ class Passing(Generic[Result_co]):
     def _received(self, turn: Turn) -> Tensor:
         handle, room = self._coming[turn]
         self._wait(handle)
-        self._coming[turn] = (None, room.new_empty(0))  # not to be expected again
+        self._coming[turn] = (None, room.new_empty(0))  # taken: not to be received again
         return room.to(self.work.device)
 
     def _wait(self, handle: Any) -> None:

@@ -86,7 +86,7 @@ class Axes:
 
 
 class Cut(Around):
-    """Places a rank's part of each matrix: `inner` places it on the data axis, `tensor` are the ranks of all parts."""
+    """Placement of a rank's part of each matrix. `inner` places it on the data axis; `tensor`: ranks of all parts."""
 
     def __init__(self, inner: Placement, model: Decoder, tensor: Ranks):
         super().__init__(inner)

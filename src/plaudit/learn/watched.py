@@ -23,7 +23,7 @@ WATCHED = "watched"
 
 @dataclass(frozen=True, slots=True)
 class WatchedRows:
-    """The rows of one pass in which a loss was computed, on the CPU."""
+    """Rows of one pass with gradients, with the learner's log-probs and entropies, on the CPU."""
 
     tokens: Tensor  # (n,)
     lengths: Tensor  # (r,)

@@ -40,7 +40,7 @@ def to_grid(x: Tensor, mask: Tensor, row: Tensor, rows: int) -> tuple[Tensor, Te
 
 
 def from_grid(grid: Tensor, place: Tensor) -> Tensor:
-    """Return the entries of a grid in their places (n,), as the inverse of `to_grid`; 0 where its mask was False."""
+    """Return (n,): the grid's entry at each `place`, as the inverse of `to_grid`; 0 where its mask was False."""
     on = place >= 0
     flat = torch.zeros(place.shape[0], dtype=grid.dtype, device=grid.device)
     flat[on] = grid.reshape(-1)[place[on]]

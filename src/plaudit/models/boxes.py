@@ -170,7 +170,7 @@ def write_boxes(boxes: Iterable[Filled]) -> None:
     for stored, box, values in boxes:
         write_box(stored, box, values)
         written.add(stored.path)
-    for path in written:  # other machines may read them now
+    for path in written:  # flushed, so that other machines can read them
         flush(path)
 
 

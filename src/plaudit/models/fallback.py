@@ -163,7 +163,7 @@ def _positions(config: Any) -> int:
 
 
 def _set(config: Any, *names: str) -> Any:
-    """Return the first value under these keys that is set and not 0, or None: families name their keys differently."""
+    """Return the first value of `config` under `names` that is neither missing nor 0; None if there is none."""
     return next((value for name in names if (value := getattr(config, name, None))), None)
 
 

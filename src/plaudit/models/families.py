@@ -178,7 +178,7 @@ def _read_rotary(
         width=width,
         layers=keys.take("num_hidden_layers", 32),
         heads=heads,
-        kv_heads=heads if kv_heads is None else kv_heads,  # null, which is not the default everywhere
+        kv_heads=heads if kv_heads is None else kv_heads,  # null means as many as heads
         head_dim=keys.take("head_dim", sizes.get("head_dim", width // max(heads, 1))),
         mlp_width=keys.take("intermediate_size", sizes["intermediate_size"]),
         max_positions=max_positions,
@@ -231,7 +231,7 @@ def _write_rotary(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_llama(keys: Keys) -> DecoderConfig:
     width, heads = keys.peek("hidden_size", 4096), keys.peek("num_attention_heads", 32)
-    if width % max(heads, 1):  # transformers would not load what is saved, whatever head_dim says
+    if width % max(heads, 1):  # transformers would not load the saved model, even with head_dim
         raise ValueError(f"llama: hidden_size={width} must be a multiple of num_attention_heads={heads}.")
     bias = keys.take("attention_bias", False)
     mlp_bias = keys.take("mlp_bias", False)

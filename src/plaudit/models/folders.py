@@ -47,7 +47,7 @@ def whole_path(path: str | None) -> str | None:
 
 
 def rounding(folder: Path) -> list[str]:
-    """Return a line about a folder whose weights were read from a GGUF file in quantised form; [] for others."""
+    """Return a list with a note if the folder's weights come from a GGUF file with quantised weights; else []."""
     notes = folder / GGUF_NOTES
     types = read_json(notes).get("quantised") if notes.exists() else None
     if not types:

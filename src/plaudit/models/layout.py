@@ -141,8 +141,8 @@ class Layout:
         return self.mesh.tensor == 1 or self._split(ours) == "copied"
 
     def partial(self, ours: str) -> bool:
-        """True if tensor ranks hold copies, but each computes only a part of the gradient, since it uses its copy for
-        its own heads, rows or run of tokens. False for a scalar head: each rank computes it for all tokens."""
+        """True if each tensor rank holds a copy but computes only a part of its gradient: it uses the copy for its own
+        heads, rows or run of tokens. False for a scalar head: each rank computes it for all tokens."""
         return self.mesh.tensor > 1 and self.copied(ours) and ours != "head.weight"
 
     def slices(self, rank: int) -> Iterator[Slice]:
@@ -165,8 +165,8 @@ class Layout:
             yield Slice(name, box, ours, start, at, part.transposed, first)
 
     def _cut(self, ours: str, tensor: int, shard: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
-        """Yield each slice's number among the parameter's parts, its box, and where it begins in the whole parameter
-        and in the rank's part. They are the same for this parameter of every layer."""
+        """Yield for each slice (index of the parameter's part, box, start in the whole parameter, start in the rank's
+        part). These are the same for this parameter of every layer."""
         for piece in self._held(ours, tensor, shard):
             (start, *left), (at, *others) = piece.start, piece.at
             for which, (_, part) in enumerate(self._parts[ours]):

@@ -22,17 +22,17 @@ class Mesh:
     those that communicate most are neighbours."""
 
     replicas: int = 1
-    """Copies of everything that the data axis shards."""
+    """Number of copies of everything that the data axis shards (HSDP)."""
     data: int = 1
-    """Shards of rows (FSDP2)."""
+    """Number of shards into which rows of weights are cut, each of which takes other rows of the batch (FSDP2)."""
     context: int = 1
-    """Parts of a pass's tokens; shards of rows of the weights, as `data`."""
+    """Number of ranks that share each pass's tokens; they also shard the weights, as `data` does."""
     tensor: int = 1
-    """Parts of each matrix product."""
+    """Number of ranks that share each matrix."""
     pipeline: int = 1
-    """Stages of layers."""
+    """Number of pipeline stages."""
     spans: int = 1
-    """Spans of layers on each stage, which take turns with those of the other stages: no axis."""
+    """Number of spans of layers on each stage (interleaved pipeline). It is not an axis: it adds no ranks."""
 
     def __post_init__(self) -> None:
         if low := [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) < 1]:

@@ -42,8 +42,8 @@ class Moves:
 
     @cached_property
     def alike(self) -> list[tuple[list[str], list[tuple[Box, int, int]]]]:
-        """Groups of stored tensors that move alike, such as those of layers on the same stages: each group's names,
-        and its moves as (box, source, target)."""
+        """Return [(names of stored tensors, their moves as (box, source, target))]: tensors that move alike, such as
+        the same weight of layers on the same stages, are in one group."""
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, part in self.one.parts.items():
             key = (numbered(name)[1], self.one.stages(part.ours), self.other.stages(part.ours))
@@ -112,7 +112,7 @@ def overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) ->
     """Return the box that two boxes have in common; None if they share no number."""
     both = []
     for (a, b), (c, d) in zip(one, other, strict=True):
-        start, stop = a if a > c else c, b if b < d else d  # plans ask millions of times
+        start, stop = a if a > c else c, b if b < d else d  # faster than max and min: called millions of times
         if start >= stop:
             return None
         both.append((start, stop))

@@ -44,7 +44,7 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None, tried: bool = Tr
     """Load the tokenizer of a folder or hub id. Raises ValueError if it does not load or has no end token.
 
     Without a pad token distinct from the end token it gets one in memory: a reserved one, the unknown token, or a new
-    one if `vocab_size` (default: config.json's) has room; else none. `tried=False`: another process tries it first.
+    one if `vocab_size` (default: config.json's) has room; else none. `tried=False`: let `trial.py` try it first.
     """
     folder = local_folder(path)
     if not tried and (digest := _digest(folder)) not in WORKING:
