@@ -93,7 +93,7 @@ class Executor(Protocol):
         ...
 
     async def save(self, role: str, folder: Path) -> None:
-        """Save a role's model to the folder: copy its weights, which `written` writes, and write the rest."""
+        """Save a role's model to the folder: write all but the weights, and copy these for `written` to write later."""
         ...
 
     async def written(self, folders: Sequence[Path]) -> None:

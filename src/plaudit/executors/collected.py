@@ -38,14 +38,14 @@ class Node:
     _giving: Iterator[Piece] = iter(())
 
     async def write(self, folders: Sequence[Path]) -> None:
-        """Write this rank's pending copies for these folders, in a thread beside its other work."""
+        """Write this rank's pending copies of boxes to these folders, in a thread, while its other work goes on."""
         await asyncio.to_thread(self.pending.write, folders)
 
     def sees(self, mark: Path) -> bool:
         return mark.exists()
 
     async def begin_giving(self, folder: Path, mark: str, first: bool) -> None:
-        """Prepare to send files that this rank wrote on another disk. `first`: also those of the folder itself."""
+        """Prepare to send files that this rank wrote on another disk. `first`: also files of the folder itself."""
         elsewhere = first and folder.is_dir() and not (folder / mark).exists()
         self._giving = _given([*([folder] if elsewhere else []), beside(folder, own=True)])
 

@@ -56,7 +56,7 @@ class Followed:
         return Publisher(policy, place, self.ranks, dtype=policy.dtype, device=self.device, changes=False)
 
     def followed(self, version: int, part: int) -> tuple[PackedWeights | None, PackReport]:
-        """As `RankProcess.pack_part`, and always whole."""
+        """As `RankProcess.pack_part`, but always whole weights and never changes."""
         if part == 0:
             self._followed.begin(version)
         sent = self._followed.pack_part(part)

@@ -140,9 +140,9 @@ class Sharing(Generation):
         place, group = number % self.settings.runtime.ranks, self.ranks.group
         how: dict[str, Any] = {"name": f"rollout worker {number}", "group": group, "place": place}
         how |= {"threads": self.ranks.threads(self.ranks.bundles[place]), "sharers": self.sharers(place)}
-        await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
-        await self.pool.awake.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
-        with self.pool.joining():  # ranks wait for it
+        await self.runtime.placed(group, within=None)  # ranks wait for it too, within their own limit
+        await self.pool.awake.wait()  # needs no limit: if a rank hangs, its calls time out
+        with self.pool.joining():  # `training` waits for it
             return await self.runtime.spawn(make_rollout_worker, self.recipe, say=self.say, **how)
 
     @asynccontextmanager

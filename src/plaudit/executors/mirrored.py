@@ -29,7 +29,7 @@ class Holder:
         self._held: dict[Key, dict[int, State]] = {}
 
     def hold(self, key: Key, step: int, whole: int, state: State) -> None:
-        """Copy and keep a state; drop this key's earlier states except that of step `whole`."""
+        """Copy and keep a state; drop this key's earlier states except that of step `whole`, which all holders have."""
         mine = self._held.setdefault(key, {})
         for old in [old for old in mine if old != whole]:
             del mine[old]  # before the new one is copied

@@ -47,7 +47,7 @@ class Mirrors:
     """Sends ranks' states to holders and back. The caller promises to `settle` before ranks are formed again."""
 
     def __init__(self, runtime: RayRuntime, ranks: RankGroups, count: int, say: Callable[[str], None]):
-        """`count`: holders of each state on other nodes, if there are as many; 0 mirrors nothing."""
+        """`count`: number of holders of each state, each on another node (fewer, if there are fewer nodes); 0: none."""
         self.runtime, self.ranks, self.count, self.say = runtime, ranks, count, say
         self._homes: dict[str, list[str]] = {}
         """{node with ranks: the nodes whose holders keep the states of its ranks}."""
@@ -166,7 +166,7 @@ def alike(runtime: RuntimeSettings) -> list[int]:
 
 
 def peers(nodes: Sequence[str], others: Sequence[str]) -> dict[str, list[str]]:
-    """Return for each node with ranks the nodes for its copies, in order: the next nodes with ranks, then others."""
+    """Return {node with ranks: nodes that may hold its copies, in order: the next nodes with ranks, then `others`}."""
     ring = list(dict.fromkeys(nodes))
     without = [node for node in others if node not in ring]
     return {node: [*ring[place + 1 :], *ring[:place], *without] for place, node in enumerate(ring)}

@@ -27,7 +27,7 @@ class Pins:
 
     def pin(self, sources: Sequence[Source]) -> list[int]:
         """Fetch the columns of these sources and hold them until the next call, so that this node's object store keeps
-        them. Return the positions of lost sources in the list."""
+        them. Return the indices of lost sources in the list."""
         self._pinned = ()
         try:
             self._pinned = sources[0].all(sources) if sources else ()
@@ -44,7 +44,7 @@ def _fetched(source: Source) -> Columns | None:
 
 
 async def pinned(ranks: Sequence[RayWorker[Pins]], groups: Sequence[Group]) -> list[int]:
-    """Let each rank hold a part of the groups' answers. Return the positions of groups whose answers are lost."""
+    """Let each rank hold some of the groups' answers. Return the indices of groups whose answers are lost."""
     found = [(number, source) for number, group in enumerate(groups) if (source := _source(group)) is not None]
     if not found:
         return []

@@ -47,7 +47,7 @@ PROCESS = ", process "
 
 
 class Part:
-    """One of several processes of a worker; `build` joins the others and makes the model."""
+    """One of several processes of a worker; `build` joins the worker's other processes and makes the model's part."""
 
     def address(self) -> str:
         return free_address()

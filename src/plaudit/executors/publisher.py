@@ -29,8 +29,8 @@ from plaudit.weights.pieces import Piece, digest_of_pieces, grouped
 
 
 class Publisher:
-    """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `pack_part`
-    of each part, before the weights change."""
+    """Packs a rank's share of the weights to publish, in parts. The caller promises that all ranks make the same calls:
+    `begin`, then `pack_part` for each part, before the weights change."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Publisher:
             stored = {name: (share.dtype, shape) for name, shape in share.layout.stored.items()}
             pieces = self._pieces(share)
             self.digest = digest_of_pieces(pieces, stored, self._total)
-        else:  # it runs through transformers
+        else:  # a model that runs through transformers
             whole = self.place.whole()
             pieces = self._from_first({} if whole is None else dict(whole.hf_tensors()))
         self.parts = grouped(pieces)
@@ -88,7 +88,7 @@ class Publisher:
         return whole, self._changes(0, whole)
 
     def _changes(self, part: int, whole: PackedWeights) -> PackedWeights:
-        """Return changes to the last held version, else `whole`. The same version again is whole: it may be damaged."""
+        """Return changes to the last held version, else `whole`, as for a version sent again: it may be damaged."""
         if not (whole.halves and self.changes):
             return whole
         last, self._held[part] = self._held.get(part), whole

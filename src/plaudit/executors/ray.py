@@ -230,8 +230,8 @@ class RayExecutor:
         return await pinned(self.ranks.nodes, groups) if apart else ()
 
     async def publish(self, version: int) -> Stats:
-        """Send weights from the ranks to the workers; the driver gets only version, digest and sizes. First end the
-        rollout workers on nodes that are about to end."""
+        """Send weights from ranks to rollout workers; the driver gets only version, digest and sizes. Before that, end
+        rollout workers on nodes that will soon end."""
         if not self.settings.samples:
             return {}
         leaving = self.runtime.leaving()

@@ -105,7 +105,7 @@ def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
 
 
 def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
-    """Return the path of the run's first judge with the policy's tokens, or None; warn of judges with others."""
+    """Return the path of the run's first judge with the policy's vocabulary, or None; warn of other judges."""
     judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
     for path in judges:
         if not contradict(load_tokenizer(path), tokenizer):
@@ -172,9 +172,9 @@ class Trainer:
             raise RankOutOfMemory(f"{message}. Lower learn.micro_tokens={micro}.", micro, score) from None
 
     def save(self, role: str, folder: Path) -> None:
-        """Save a role's model, adapters merged, and the adapters separately. All ranks must call it; each keeps its own
-        boxes of the weights for `pending.write`, and rank 0 writes all else. The files are the same whatever the ranks
-        hold."""
+        """Save a role's model, adapters merged, and the adapters separately. All ranks must call it: each copies its
+        boxes of the weights, which `pending.write` writes later; rank 0 writes all else. The files do not depend on the
+        number of ranks."""
         model, place = self.models[Role(role)], self.placements[Role(role)]
         if (share := place.share()) is None:  # transformers runs it, and writes it
             if (whole := place.whole()) is not None:
@@ -205,7 +205,7 @@ class Trainer:
             member.onload()
 
     def offload(self) -> None:
-        """Free the device for others until `onload`; weights stay, since samplers need them."""
+        """Free device memory for other processes until `onload`; weights stay, since samplers need them."""
         for member in self.members.values():
             member.offload()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ class Trainer:
         elif settings.reference.path is not None:
             reference = self._load(settings.reference.path, dtype=dtype)
         elif policy is not None and lora_of(policy) is not None:
-            return policy  # run with its adapters off
+            return policy  # `BaseScorer` runs it with its adapters off
         else:
             reference = self._initial(Role.POLICY).to(dtype)
         return reference.requires_grad_(False)

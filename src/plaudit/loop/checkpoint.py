@@ -147,7 +147,7 @@ class Store:
         return self.folder / role / (name or self._best_or_newest())
 
     def _best_or_newest(self) -> str:
-        """Return the best checkpoint that the newest whole one names, if it is whole too; else the newest."""
+        """Return the best checkpoint, which the newest verified one names, if it verifies too; else the newest."""
         newest = self.latest()[0]
         best = best_checkpoint(self.folder / STATE / newest)
         if best is None or best == newest:

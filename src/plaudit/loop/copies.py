@@ -68,7 +68,7 @@ class Copies:
         with self._working():
             there = self.names()
             for name in (name for name in names if name not in there):
-                self.remove(name)  # what an interrupted copy left
+                self.remove(name)  # remains of an interrupted copy
                 roles = [path for path in folder.iterdir() if path.name != STATE and (path / name).is_dir()]
                 for path in (*roles, folder / STATE):
                     self.there.put(path / name, path.name, name, last=MANIFEST)
@@ -106,7 +106,7 @@ class Copies:
             yield
         except CopyError:
             raise
-        except Exception as error:  # each kind of storage has its own
+        except Exception as error:  # each kind of storage has errors of its own
             failure = f"{self.there.name} (save.to) failed: {type(error).__name__}: {error}"
             raise CopyError(
                 f"{failure}. The run's folder has its checkpoints: resume=latest continues and carries them"

@@ -56,7 +56,7 @@ async def check_weights(models: Models, step: int) -> None:
 
 @contextmanager
 def diverged(step: int) -> Iterator[None]:
-    """Turn a FloatingPointError (logits that are not finite) from sampling inside into NonFiniteError."""
+    """While active, turn a FloatingPointError (an engine's logits are not finite) into NonFiniteError."""
     try:
         yield
     except FloatingPointError as error:

@@ -24,7 +24,7 @@ AnyGroup = WorkerGroup[Any]
 
 
 class Scorers:
-    """The worker group of a model that is only evaluated. Models with the same `home` are in the same processes."""
+    """A model that is only evaluated, as a worker group. Models with the same `home` are in the same processes."""
 
     def __init__(self, worker_group: AnyGroup, home: object = None):
         self.worker_group: WorkerGroup[Scorer] = worker_group
@@ -37,7 +37,7 @@ class Scorers:
         return batch.rejoined(await self.worker_group.split(Scorer.columns, batch.sequences()))
 
     async def sound(self, *, whole: bool) -> bool:
-        """True if trained weights (a scorer: all) are finite on every rank; `whole`: also frozen ones and moments."""
+        """True if trained weights (of a scorer: all) are finite on every rank; `whole`: frozen ones and moments too."""
         return all(await self.worker_group.each(Scorer.sound, whole))
 
     async def follow(self, share: float) -> None:

@@ -115,7 +115,7 @@ class Moment:
 
 class Hook(Protocol):
     def __call__(self, moment: Moment) -> Awaitable[Stats | None] | Stats | None:
-        """Look at a step; return further figures of it, if any. An `async def` is awaited."""
+        """Called after each step; return further figures of it, or None. An `async def` is awaited."""
         ...
 
 

@@ -110,7 +110,7 @@ class Compare:
     def __init__(self, recorded: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
         self.recorded = {record["step"]: record for record in recorded}
         self.say = say
-        self.differs, self.missing = False, dict[int, None]()  # a step may come again, after a failure
+        self.differs, self.missing = False, dict[int, None]()  # by step: one may be repeated after a failure
 
     async def __call__(self, moment: Moment) -> Stats:
         step = moment.progress.step

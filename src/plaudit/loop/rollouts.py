@@ -31,7 +31,7 @@ class Rollouts:
     def validation(
         self, prompts: Sequence[Prompt], record: Callable[[Sequence[Group]], None]
     ) -> Callable[[], Awaitable[Stats]]:
-        """Return a function that computes rewards of fresh answers to held-out prompts; `record` gets the groups."""
+        """Return a function that samples and scores answers to `prompts`, and returns figures; `record` gets groups."""
         own, plan = self.rollouter, (self.settings.draw(),)
         held_out = LastingRollouter(own.engine, own.reward, own.shaping, plan, seed=own.seed + 1)
         return partial(validation_rewards, held_out, prompts, self.outage.waited, record)

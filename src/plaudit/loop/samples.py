@@ -80,7 +80,7 @@ class Pieces:
 
 
 class RecordSamples:
-    """Record each step's groups: those of validation, those learned from, and those that were dropped.
+    """Record each step's groups: groups of the validation, groups that the step learned from, and dropped groups.
 
     `decode` returns the text of tokens. `watched_rows` returns the learner's log-probs and entropies of groups. It is
     asked only for groups that fit into the step's share of the budget, so a large step costs no more than a small one.

@@ -57,7 +57,7 @@ def stop_signals(say: Callable[[str], None] = lambda text: None) -> Iterator[lis
         received.append(signum)
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if number == HANGUP else handler)
-        with suppress(RuntimeError, OSError):  # it came while a line was written, or nobody reads
+        with suppress(RuntimeError, OSError):  # the signal interrupted a print, or the output is closed
             again = "" if signum == HANGUP else "; a second one ends it at once"
             say(f"{signal.Signals(signum).name}: the run ends once its last step is saved{again}")
 

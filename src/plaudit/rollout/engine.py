@@ -47,7 +47,7 @@ class Loadable(Protocol):
     """
 
     async def drain(self) -> None:
-        """Return once no sequence is under way, so that `load` interrupts none. Later requests wait for that `load`."""
+        """Return once no sequence is being decoded, so that `load` interrupts none. Later requests wait for `load`."""
         ...
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:

@@ -153,7 +153,7 @@ class NativeEngine(QueuedEngine):
         rows.logprobs[:n].scatter_(1, place, logprobs[:, None])
         self.decoding.drawn(tokens)
         ended = torch.isin(tokens, self._end_ids)
-        # 0: goes on, 1: length, 2: end token, 4 or more: the model has diverged.
+        # 0: the sequence continues, 1: length limit, 2: end token, 4 or more: the model has diverged.
         codes = (emitted >= rows.limit[:n]) + 2 * ended + 4 * ~logprobs.isfinite()
         news = torch.stack((codes, tokens)).tolist()
         finished: dict[int, tuple[Finish, str]] = {}

@@ -45,10 +45,10 @@ class Pool:
         say: Callable[[str], None] = lambda text: None,
         stay: int | None = None,
     ):
-        """Workers beyond `count`, up to `most`, start when nodes have room; their loss is no failure. If no worker is
-        left, requests wait at most `patience` seconds. `failures` is called with every other lost worker; it may raise,
-        which ends the run. Tokens, log-probs and versions of a prompt's answers stay on the node that sampled them if
-        they take at least `stay` bytes (`types/distant.py`); None sends all to the driver."""
+        """Workers beyond `count`, up to `most`, start when nodes have free resources; their loss is no failure. If no
+        worker is left, requests wait at most `patience` seconds. `failures` is called for any other lost worker and may
+        raise, which ends the run. Tokens, log-probs and versions of a prompt's answers stay on the node that sampled
+        them if they take at least `stay` bytes (`types/distant.py`); None sends all to the driver."""
         self._start, self._patience, self._stay = start, patience, stay
         none = "no rollout worker became ready within {patience:g} s, twice runtime.start_timeout"
         self.supervisor = Supervisor(

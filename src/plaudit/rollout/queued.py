@@ -47,7 +47,7 @@ class Draft:
         return len(self.prompt) + len(self.tokens)
 
     def begun_by(self, version: int) -> bool:
-        """True if these weights computed its prompt: they drew its first token, or no version is noted yet."""
+        """True if the weights of `version` computed the prompt: they drew its first token, or none has a version."""
         return not self.versions or self.versions[0] == version
 
     def drawn_by(self, version: int) -> list[int]:
@@ -132,8 +132,8 @@ class QueuedEngine(ABC):
         self.slots = fewer_slots(used)
 
     def _ending(self, draft: Draft, *, ended: bool, full: bool) -> tuple[Finish, str] | None:
-        """Return how the draft ends with its newest token, and its text; None if it goes on. `ended`: that token is an
-        end token. `full`: no other may follow."""
+        """Return (why the draft ends with its newest token, its text); None if it continues. `ended`: that token is an
+        end token. `full`: no further token is allowed."""
         tokens, sampling = draft.tokens, draft.sampling
         if ended:
             return Finish.EOS, text_of(self.tokenizer, tokens[:-1], sampling)

@@ -142,7 +142,7 @@ def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     # that has weight.
     target = torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
-    if not weights.is_cpu:  # which adds in parallel: its sums may move, in their last bit, where a weight is 0
+    if not weights.is_cpu:  # a GPU adds in parallel: the sum's last bit may change even where a weight is 0
         index = torch.where(weights.gather(1, index) > 0, index, weights.argmax(dim=-1, keepdim=True))
     end = cumulative.gather(1, index)
     before = cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0)

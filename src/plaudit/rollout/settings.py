@@ -91,8 +91,8 @@ class RolloutSettings(DrawSettings):
     slots: int = setting(64, least=1)
     """Sequences that each worker decodes at once."""
     workers: Any = 1
-    """Number of rollout workers; more than one needs runtime=ray. With [2, 6] a run starts with two and uses up to six
-    while nodes have room for them."""
+    """Number of rollout workers; more than one needs runtime=ray. With [2, 6] a run starts with two, and uses up to six
+    while nodes have free resources."""
     max_lag: int = setting(0, least=0)
     """Largest number of policy versions by which a sample may be older than the policy; 0 is synchronous."""
     interrupt: bool = True

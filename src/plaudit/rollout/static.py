@@ -141,7 +141,7 @@ class StaticEngine(QueuedEngine):
         )
         self.model = model
         self._batch: Batch | None = None
-        self._cached: bool | None = None  # known once a batch has come
+        self._cached: bool | None = None  # result of `cache_agrees`, from the first batch on
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         if weights is not None:

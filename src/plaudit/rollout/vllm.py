@@ -188,7 +188,7 @@ class VllmEngine(QueuedEngine):
     # Steps
 
     def _advance(self) -> None:
-        # vLLM is asked for no more than it decodes at once: what waits in there could not wait for new weights.
+        # vLLM gets no more requests than it decodes at once: requests queued inside it could not wait for new weights.
         for draft in self._queue.take(self.slots - len(self._drafts)):
             key, size = str(next(self._keys)), len(draft.prompt)
             asked = request(size, draft.sampling, self.ends, max_length=self.max_length)

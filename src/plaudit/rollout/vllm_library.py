@@ -117,7 +117,7 @@ def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_lengt
         max_tokens=limit,
         min_tokens=min(sampling.min_tokens, limit),
         stop_token_ids=sorted(ends),
-        ignore_eos=True,  # of config.json: only `ends` count
+        ignore_eos=True,  # config.json's EOS: only `ends` end an answer
         logprobs=0,  # only of the sampled token
         flat_logprobs=True,
         detokenize=False,

@@ -39,7 +39,7 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
     interrupted: BaseException | None = None
     while thread.is_alive() and not over.is_set():
         try:
-            over.wait(1.0)  # not join: one that is interrupted takes the thread to have ended (Python 3.11 and 3.12)
+            over.wait(1.0)  # not join: an interrupted join takes the thread for ended (Python 3.11, 3.12)
         except BaseException as error:  # noqa: BLE001 - raised again below, once nothing continues after the caller's back
             interrupted = error
             raise_in(thread.ident or 0, KeyboardInterrupt)

@@ -20,7 +20,7 @@ AGAIN = "resume=latest continues from the newest checkpoint"
 
 
 class HeadWatch:
-    """Asks the head until closed. It counts its pauses, not seconds, so time while this process is stopped is free."""
+    """Asks the head until closed. It counts pauses, not seconds: time while this process is stopped does not count."""
 
     def __init__(
         self,

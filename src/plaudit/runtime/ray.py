@@ -335,7 +335,7 @@ def _nothing_unused() -> Iterator[None]:
     utilities: Any = ray._private.utils
     unused = ["start_monitor", "start_log_monitor"]
     if utilities.get_dashboard_dependency_error() is not None:
-        unused.append("start_api_server")  # with ray[default] a node's agent would look for the page for ever
+        unused.append("start_api_server")  # ray[default]: a node's agent would look for the API server forever
     with contextlib.ExitStack() as before:
         for name, start in inspect.getmembers(node):  # not of Ray's public functions: another version may have none
             if name in unused:

@@ -88,7 +88,7 @@ class RayWorkerGroup(WorkerGroup[Kind_co]):
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
     ) -> list[tuple[Any, Result]]:
-        """Call a method that returns a pair on every rank. Each first part stays there: return a reference to it."""
+        """Call a method that returns a pair on every rank. Return [(reference to the first value, second value)]."""
         return await self._all([worker.keep(method, *arguments) for worker in self.workers])
 
 
@@ -102,7 +102,7 @@ class GroupWorker(Generic[Kind_co]):
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Takes: nothing. Waits for: the first lost process. Woken by: it. Gives: nothing; the others are ended."""
+        """Takes: nothing. Waits for: the loss of a process. Woken by: it. Gives: nothing; other processes are ended."""
         gone = [asyncio.ensure_future(worker.gone()) for worker in self.worker_group.workers]
         try:
             await asyncio.wait(gone, return_when=asyncio.FIRST_COMPLETED)

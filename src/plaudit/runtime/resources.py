@@ -42,11 +42,11 @@ def shown(resources: Resources) -> str:
 def equal_share(
     nodes: Sequence[Resources], processes: int, *, beside: Sequence[Resources] = (), gpus: bool = False
 ) -> Resources:
-    """Return the equal share that each process may reserve: the largest number of whole CPUs with which all processes
-    fit beside the explicit reservations (`beside`), each on one node. With more processes than CPUs, the share is in
-    hundredths of a CPU.
+    """Return the equal share that each process reserves: the largest number of whole CPUs with which all processes fit
+    on the nodes, besides the explicit reservations (`beside`). With more processes than CPUs, it is in hundredths of a
+    CPU.
 
-    `gpus`: each process also reserves one GPU, if the nodes have enough for all, `beside` included.
+    `gpus`: each process also reserves one GPU, if the nodes have enough for all processes and `beside`.
     """
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
     places = [int(node.get("GPU", 0.0)) for node in nodes]

@@ -157,7 +157,7 @@ class RuntimeSettings(Section):
 
     @property
     def stage(self) -> int:
-        """What is in shards (ZeRO): 1 moments; 2 gradients too; 3 weights too; 0 nothing."""
+        """The ZeRO stage, which says what is in shards: 1 moments; 2 gradients too; 3 weights too; 0 nothing."""
         return STAGES.get(self.strategy, 0)
 
     @property
@@ -304,7 +304,7 @@ class RuntimeSettings(Section):
             yield f"offload={self.offload}: with strategy={SERVER} no rank has moments that could wait: leave it out"
 
     def unread(self, *, replays: bool) -> list[str]:
-        """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
+        """Return problems: settings that have no effect in a local run. A replay is only asked about OF_RANKS."""
         own = ["placement"] * any(not where.shares for where in self.calls.values())  # a local run can take turns too
         keys = () if self.kind == "ray" else OF_RANKS if replays else (*OF_RAY, *own)
         return [f"{key} needs runtime=ray" for key in self._changed(keys)]
@@ -329,7 +329,7 @@ class RuntimeSettings(Section):
         return [f"runtime.backend=nccl needs a GPU for each process: set runtime.{key}={{GPU: 1}}" for key in lacking]
 
     def _changed(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys that differ from their defaults, as key=value."""
+        """Return key=value for those of `keys` whose values differ from their defaults."""
         pairs = zip(leaves(self), leaves(RuntimeSettings), strict=True)
         changed = {leaf.key: leaf.value for leaf, default in pairs if leaf.value != default.value}
         return [f"{key}={changed[key]}" for key in keys if key in changed]

@@ -45,7 +45,7 @@ class Place(Generic[Kind]):
 
 
 class Supervisor(Generic[Kind]):
-    """The places of one kind of workers."""
+    """Numbered places for one kind of workers: starts workers, replaces lost ones, and hands out the least busy."""
 
     def __init__(
         self,
@@ -178,8 +178,8 @@ class Supervisor(Generic[Kind]):
         self._in_background(self._fill(place))
 
     def give_way(self, among: Container[str] | None = None) -> int | None:
-        """End the last worker (of those named) if others are left, to free its room; its place then waits for room.
-        Return the place's number."""
+        """End the last worker (of those in `among`, if given), unless it is the only one, to free its resources; its
+        place then waits for resources. Return the place's number, None if no worker was ended."""
         there = [(place, place.worker) for place in self.all if place.worker is not None]
         going = [(place, worker) for place, worker in there if among is None or worker.name in among]
         if len(there) < 2 or not going:
@@ -221,8 +221,8 @@ class Supervisor(Generic[Kind]):
         self._broken = self._broken or error
 
     async def _fill(self, place: Place[Kind]) -> None:
-        """Takes: an empty place. Waits for: room and a worker, over as many starts as needed. Woken by: the runtime.
-        Gives: a ready worker."""
+        """Takes: an empty place. Waits for: resources and a ready worker, over as many starts as needed. Woken by: the
+        end of a start. Gives: a ready worker in the place."""
         nodes = 0
         while self._broken is None:
             pause = 0.0

@@ -107,8 +107,8 @@ class Worker(Protocol[Kind_co]):
     async def call_apart(
         self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, tuple[Any, Result]]], *arguments: *Arguments
     ) -> tuple[Any, Result]:
-        """As `call`, for a method that returns a pair. The first part stays on the worker's node; in its place, return
-        an object whose `all` fetches it in any process."""
+        """As `call`, for a method that returns a pair. The pair's first value stays on the worker's node; an object is
+        returned for it whose `all` fetches it in any process."""
         ...
 
     async def gone(self) -> WorkerLost:

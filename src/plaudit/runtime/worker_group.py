@@ -52,7 +52,7 @@ class WorkerGroup(ABC, Generic[Kind_co]):
         return (await self.scatter(method, calls * self.stages))[-each :: self.width]
 
     def part(self, kind: type[Other], name: str) -> WorkerGroup[Other]:
-        """Return a group that calls one part of every worker in the same processes: the one `part(name)` yields."""
+        """Return a group of the same processes whose calls go to a part of each worker: what `part(name)` yields."""
         part: Any = copy(self)
         part.name = name
         return part  # type: ignore[no-any-return]

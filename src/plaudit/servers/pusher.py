@@ -110,7 +110,7 @@ class Pusher:
         self.optimizer.clear()
 
     def load(self, *wholes: Array) -> None:
-        """Set the model to the servers' weights. The worker's own weights, if any, move by the same difference."""
+        """Set the model to the servers' weights. With local steps, the worker's own weights move by the same change."""
         found = _flat(decode(whole, "float32") for whole in wholes)
         if self.own is not None:
             self.own += found - self._weights()

@@ -48,7 +48,7 @@ class Work:
 
 
 class Served(Learners):
-    """The learners of one role, on islands: `Learners` as the loop calls them."""
+    """The `Learners` of one role whose gradients islands compute and whose steps parameter servers take."""
 
     def __init__(self, team: Team[Any], role: Role, halt: Callable[[Stats], str | None]):
         super().__init__(team.part(Learner, role))

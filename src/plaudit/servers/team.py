@@ -32,7 +32,7 @@ PAUSE = 0.02
 
 @dataclass(eq=False)
 class Island:
-    """A training worker with a whole replica: one rank, or several that meet in collectives."""
+    """A training worker with a whole replica of the models: one rank, or several that use collectives."""
 
     worker: GroupWorker[Any]
     versions: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Team(WorkerGroup[Kind_co]):
         return [server.references(method, *arguments, parts=2, part=role) for server in servers]
 
     async def sizes(self, replies: Sequence[Sequence[Any]]) -> int:
-        """Return the sum of the second value of each server's reply."""
+        """Return the sum of the sizes in bytes, the second value of each server's reply."""
         pairs = zip(self.servers.workers, replies, strict=True)
         return sum([await server.fetched(size) for server, (_, size) in pairs])
 

@@ -65,7 +65,7 @@ class Invitation:
 
     @property
     def arrivals(self) -> dict[int, str]:
-        """Key under which each rank but 0 reports its arrival, by rank; rank 0 waits for all of them."""
+        """{rank: key under which it reports its arrival}, for all ranks but 0, which waits for all of them."""
         return {rank: f"{self.version} {rank}" for rank in range(1, self.world)}
 
     @property

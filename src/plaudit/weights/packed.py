@@ -76,7 +76,7 @@ class PackedWeights:
 
 
 class PackReport(NamedTuple):
-    """A rank's report to the driver about its packed share of the weights, or a part of the share."""
+    """A rank's report to the driver about its packed share of the weights, or about one part of that share."""
 
     digest: str
     """Digest of the whole weights, over all ranks' shares."""
@@ -170,7 +170,7 @@ def unpack(*packed_parts: PackedWeights) -> Mapping[str, Tensor]:
 
 
 def pieces_of(weights: Mapping[str, Tensor]) -> list[Piece]:
-    """Return the boxes of unpacked tensors as they came, or one whole piece for each tensor of other mappings."""
+    """Return the boxes of `Unpacked` tensors as they were sent; for another mapping, each whole tensor as a piece."""
     return weights.pieces if isinstance(weights, Unpacked) else [Piece.whole(*one) for one in weights.items()]
 
 

@@ -165,7 +165,7 @@ class Prefill(Packed):
 
 
 class Decode:
-    """The context of one new token for each of the first n slots: it is written, then sees its slot up to itself."""
+    """The context of one new token in each of the first n slots: each is written, then attends to its slot so far."""
 
     def __init__(self, cache: Cache, positions: Tensor, longest: int):
         """positions (n,) int64 of the new tokens; `longest` as in `Cache.past`."""

@@ -56,8 +56,8 @@ class Steps:
 
     def __init__(self, model: Decoder):
         self.model, config = model, model.config
-        self._kept: list[Tensor] = []  # what the kernel reads by address
-        self.rank = 0  # of the linear layer with most
+        self._kept: list[Tensor] = []  # tensors that the kernel reads by address, kept alive
+        self.rank = 0  # largest LoRA rank of a layer
         self.layers = torch.tensor([self._addresses(layer) for layer in model.blocks], device="cpu")  # its `Layer`s
         head = _of_shape(model.head.weight, config.vocab_size, config.width)
         bias = self._bias(model.head, config.vocab_size)

@@ -58,7 +58,7 @@ class Table:
     def newest(self, count: int, longest: int) -> tuple[Tensor, Tensor]:
         """Return the newest tokens and their positions (at most longest - 1), both (count,), of the first rows."""
         rows = self.rows
-        # An idle row is at its sequence's end. Past `longest`, and with a window, it would see nothing and write NaN,
+        # An idle row is at its last sequence's end. Past `longest`, with a window, it would see nothing and write NaN,
         # which the next sequence there would read, although masked.
         return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(0, longest - 1)
 
