@@ -88,8 +88,8 @@ def profile(words: tuple[str, ...]) -> None:
 @click.option("--check", "checked", is_flag=True, help="Run four steps of each, and compare the last three.")
 @traceback_option
 def plan(words: tuple[str, ...], profiles: tuple[Path, ...], **options: Any) -> None:
-    """Print what a recipe would take: memory, seconds of each call and of a step, time and cost in all, the bottleneck,
-    what would help most, and other placements beside it. `plaudit profile` measures the machine first.
+    """Print what a recipe would take: memory, seconds of each call and of a step, total time and cost, the bottleneck,
+    what would help most, and other placements. Run `plaudit profile` first: it measures the machine.
     """
     with plain_errors():
         from plaudit.preflight.planning import plan as plan_words

@@ -194,7 +194,7 @@ def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
 
 
 def _idle(key: str, values: tuple[Any, ...]) -> bool:
-    """True if some runs lack the key, and the others have its default for a reward, or an empty section or list."""
+    """True if a difference has no effect: some runs lack the key, the others have its default or an empty value."""
     usual = {f"rewards.{leaf.key}": leaf.value for leaf in leaves(RewardSettings)}.get(re.sub(r"\.\d+", "", key), {})
     return None in values and all(value in (None, {}, [], usual) for value in values)
 
@@ -240,7 +240,7 @@ def asked(runs: Mapping[str, Run], settings: CompareSettings, count: int) -> str
 def _measured(
     runs: Mapping[str, Run], settings: CompareSettings, reporter: Reporter
 ) -> tuple[dict[str, Figures], dict[str, Answers]]:
-    """Figures and answers of every run, on the same prompts."""
+    """Return the figures and answers of every run's policy on the same prompts."""
     bench = Bench(settings, reporter)
     llm = LlmJudge(settings.llm) if settings.llm.url else None
     measured, answers = dict[str, Figures](), dict[str, Answers]()

@@ -155,7 +155,7 @@ def _asked_key(one: Sample) -> str:
 
 
 def _merged(samples: Sequence[Sample]) -> list[Sample]:
-    """Merge samples of equal prompt and equal further columns, at the place of the first."""
+    """Merge samples whose prompt and further columns are equal, at the position of the first of them."""
     merged: dict[str, Sample] = {}
     for one in samples:
         key = json.dumps([ask(one), one.extra], sort_keys=True, default=repr)

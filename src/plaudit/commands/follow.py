@@ -25,9 +25,9 @@ ENDED = ("done", "stopped", "failed")
 
 
 def follow(settings: EvaluationSettings, reporter: Reporter, *, pause: float = PAUSE) -> list[str]:
-    """Evaluate the checkpoints of the run `settings.model`, and those to come until it ends. Return their names.
+    """Evaluate all checkpoints of the run `settings.model`, and new ones until the run ends. Return their names.
 
-    A checkpoint that has been evaluated is left out, so an interrupted command goes on where it was. Raises
+    Checkpoints that were evaluated before are skipped, so an interrupted command can be repeated. Raises
     SettingsError if the model is not a run's folder.
     """
     settings.check()

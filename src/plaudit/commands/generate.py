@@ -23,8 +23,8 @@ from plaudit.types import Completion, Prompt
 
 
 def generate(settings: GenerateSettings, prompts: Sequence[str] = ()) -> list[tuple[Prompt, list[Completion]]]:
-    """Answer `prompts` and those of `settings.prompts`. Print the answers or write them to `settings.output`, and
-    return them. By default, prompts are sent as chats if the checkpoint was trained on chats."""
+    """Answer `prompts` and the prompts of `settings.prompts`. Print the answers or write them to `settings.output`, and
+    return them. By default, prompts become user turns of chats if the checkpoint was trained on chats."""
     load_plugins(settings.plugins)
     settings.check()
     if not prompts and settings.prompts is None:

@@ -145,7 +145,7 @@ class Bounded:
 
     @property
     def waits(self) -> bool:
-        """True if the connection waits for its client to send a head or the rest of a body, or to read more."""
+        """True if the server waits for the client of this connection: to send a head or a body, or to read more."""
         return bool(self._idle or self.cycle.more_body or "read" in self._timers)
 
     @property

@@ -39,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What is known of a model. `base`: the model that its first run began from; None for fresh weights."""
+    """What the files say about a model. `base`: the model from which its first run began; None for fresh weights."""
 
     name: str
     model_type: str
@@ -60,7 +60,7 @@ class Card:
         return missing if self.stages else [*missing, "how it was trained: it is no run of Plaudit"]
 
     def text(self, *, file: str | None = None, adapter: bool = False) -> str:
-        """Return the card in Markdown. `file`: the name of a GGUF file beside it; `adapter`: of adapters alone."""
+        """Return the card in Markdown. `file`: name of the GGUF file that it describes; `adapter`: only adapters."""
         from huggingface_hub import ModelCardData
 
         methods = [stage.settings["method"] for stage in self.stages]

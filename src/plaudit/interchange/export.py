@@ -132,8 +132,8 @@ def _save_adapter(model: str, folder: Path, made: Path, card: Card) -> None:
 
 
 def folder_from_gguf(source: str, target: str, *, overwrite: bool = False) -> str:
-    """Write the model of a GGUF file as a folder in Hugging Face's form; return what to say of it. Raises GGUFError, or
-    ValueError if the target exists."""
+    """Write the model of a GGUF file as a folder in Hugging Face's form; return a line about it to print. Raises
+    GGUFError, or ValueError if the target exists."""
     path = at_home(target)
     _refuse_taken(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)

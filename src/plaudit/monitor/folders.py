@@ -69,7 +69,7 @@ def runs_in(folder: Path) -> dict[str, Path]:
 
 
 def _folders(folder: Path, name: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the path of each folder, once even if links lead to it again."""
+    """Yield (name, path) of `folder` and the folders below it, each once even if several links lead to it."""
     try:
         found = folder.stat()
         if (found.st_dev, found.st_ino) in visited:

@@ -113,8 +113,8 @@ class Health:
         settings: Mapping[str, Any] | None = None,
     ):
         """`left_out`: signs that do not apply to this run, or that its user dismissed. `truths`: figures of rewards
-        that are not trained on. `planned`: seconds of `step`, `generate`, `rewards` and `learn`, if the run was
-        planned. `rewards`: kinds of the trained rewards by their names. `settings`: the run's, by dotted keys, to which
+        that are not trained on. `planned`: planned seconds of `step`, `generate`, `rewards` and `learn`, if there is a
+        plan. `rewards`: {name of a trained reward: its kind}. `settings`: the run's settings by dotted key, to which
         advice is fitted."""
         self.planned, self._left_out = planned or {}, frozenset(left_out)
         self._rewards, self._settings = rewards or {}, settings

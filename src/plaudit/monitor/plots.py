@@ -180,8 +180,8 @@ def _same(panels: Sequence[Panel], first: str, second: str) -> bool:
 
 
 def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
-    """One panel for each stage and loss, since losses of different stages share no scale; runs of one stage share its
-    panels."""
+    """Return a panel for each stage and loss, since losses of different stages have different scales; runs of the same
+    stage share panels."""
     panels: dict[tuple[str, str], Panel] = {}
     for run in runs:
         validation = run.validation("loss")

@@ -33,10 +33,10 @@ CERTAIN = 1.9
 FIRST_GAP = 1e-3
 """Largest normal gap between sampler and learner before the first update, in nats per token."""
 FRESH_GAP = 0.02
-"""The same for later steps, on samples of the newest weights."""
+"""Largest normal gap between sampler and learner at later steps, on samples of the newest weights."""
 OLD_GAP = 0.1
-"""The same for samples a version old or more: log-ratios then have a deviation of sqrt(2 * 0.1) = 0.45, and few weights
-are cut."""
+"""Largest normal gap on samples a version old or more: log-ratios then have a deviation of sqrt(2 * 0.1) = 0.45, and
+few importance weights are truncated."""
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _repair(path: Path) -> None:
-    """End the file in a newline: add it to a whole last line that lacks it, or drop a last line that is torn."""
+    """Make the file end in a newline: add it if the last line is whole, or drop an incomplete last line."""
     content = path.read_bytes() if path.exists() else b""
     if not content or content.endswith(b"\n"):
         return

@@ -1,8 +1,8 @@
 """Export a run's page as one HTML file, with what it shows now, to send or to keep.
 
-    the page's files, answers of the server -> one file, which sends no request and whose policy names its own scripts
+    the page's files, answers of the server -> one file that sends no request; its policy allows only its own scripts
 
-Left out: a search within it; it has the list of answers as it was asked for.
+Left out: searching in the file, which has only the list of answers that the page had loaded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def exported(ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, s
 
 
 def shell() -> str:
-    """Return the page as it is served, without anything of a run."""
+    """Return the page's HTML as the server sends it, without data of a run."""
     return rendered(WEB / "index.html.jinja", policy="", carried=None, styles=STYLES, scripts=SCRIPTS)
 
 

@@ -64,7 +64,7 @@ def _add(
     after: tuple[str, ...] = (),
     source: str | None = None,
 ) -> None:
-    """Add a call with its options. A call that only runs a model holds its weights."""
+    """Append a call with its options to `calls`. `held`: bytes on each device; by default those of the weights."""
     weights = float(costs.width * config.parameters)
     holds: Sized = held or (lambda data, tensor: weights / tensor)
 

@@ -48,7 +48,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost model of one recipe on one machine's kind of devices."""
+    """The cost model: estimates placements of one recipe, by the profile of one kind of machine."""
 
     settings: Settings
     profile: Profile
@@ -92,7 +92,7 @@ class Costs:
         return Estimate(at, calls, step, idle, self.memory(at))
 
     def calls(self, at: Placement) -> dict[str, float]:
-        """Seconds of each call of a step, each with its devices to itself."""
+        """Return {call: seconds in a step}, for each call by itself, with nothing else on its devices."""
         work, found = self.work, dict[str, float]()
         if work.sampled:
             found["generate"] = self.generate(at)
@@ -251,7 +251,7 @@ class Costs:
     # --- memory
 
     def memory(self, at: Placement) -> dict[str, dict[str, float]]:
-        """Bytes by part of each kind of process."""
+        """Return {kind of process: {part, such as weights: bytes}}."""
         s, profile, placed = self.settings, self.profile, at.placed(self.settings)
         base = self._process(at)
         rank = self._rank(models_of(placed) if at.ray else self.models, at)
@@ -278,7 +278,7 @@ class Costs:
         return self.profile.memory.get("process", 0.0) + at.ray * self.profile.memory.get("ray", 0.0)
 
     def _rank(self, models: Sequence[Model], at: Placement) -> dict[str, float]:
-        """Bytes of a rank with these models, by part."""
+        """Return {part: bytes} of a rank with these models."""
         place = models[0].layout.mesh.place(0)
         rank = {"process": self._process(at)}
         for part in ("weights", "gradients", "moments", "masters"):

@@ -188,7 +188,7 @@ def placements(
 
 
 def counts(most: int) -> list[int]:
-    """Numbers of ranks to try, up to `most`: all up to 16, beyond those with at most two binary ones, and `most`."""
+    """Return the numbers of ranks to try: all up to 16, then those with at most two bits set, and `most`."""
     return [n for n in range(1, most + 1) if n <= 16 or n.bit_count() <= 2 or n == most]
 
 
@@ -225,13 +225,13 @@ def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:
 
 
 def symmetric(found: list[Placement], now: Placement) -> Placement | None:
-    """Choose all calls in turn on shared devices: most ranks, then most data-parallel ones; None if there are none."""
+    """Choose, or return None, the placement with all calls in turn on all devices: most ranks, most data-parallel."""
     alike = [one for one in found if one.ray and (one.shared or not one.workers) and not (one.lag or one.apart)]
     return max(alike, key=lambda one: (one.trains_on, one.ranks, not one.sharded), default=None)
 
 
 def heuristic(found: list[Placement], now: Placement) -> Placement | None:
-    """Choose what people choose by hand: half of the devices learn, half generate, with the recipe's max_lag."""
+    """Choose the usual placement by hand: half of the devices learn, half generate, with the recipe's max_lag."""
     halves = [one for one in found if one.ray and one.workers and not (one.shared or one.apart) and one.lag <= now.lag]
     return max(
         halves, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None

@@ -66,7 +66,7 @@ class Outcome:
         return sorted((one for one in priced if self.fits(one)), key=lambda one: (one.step, one.placement))
 
     def fits(self, one: Estimate) -> bool:
-        """True if every process has room: a GPU's memory, or all processes the machine's."""
+        """True if memory suffices: each process fits on its GPU, or without GPUs all fit in the machine's memory."""
         if self.profile.gpu:
             return one.largest <= self.profile.capacity
         taken = (sum(parts.values()) * one.placement.counts.get(name, 1) for name, parts in one.memory.items())

@@ -29,7 +29,7 @@ RISES = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to place a call."""
+    """One way to place a call: on which devices, in which time, with how much memory."""
 
     first: int
     """Number of its first device."""
@@ -74,7 +74,7 @@ class Problem:
     calls: tuple[Call, ...]
     devices: int
     capacity: float = math.inf
-    """Bytes of a device."""
+    """Bytes of memory of a device."""
 
     @cached_property
     def before(self) -> list[tuple[int, ...]]:
@@ -121,7 +121,7 @@ class Problem:
         return max(self.ends(plan))
 
     def fits(self, plan: Sequence[Option]) -> bool:
-        """True if no device of a plan, or of its beginning, holds more than it has room for."""
+        """True if no device needs more memory than it has, in a plan or the first calls of one."""
         if self.capacity == math.inf:
             return True
         if sum(one.held * one.count for one in plan) + self.least_held[len(plan)] > self.devices * self.capacity:
@@ -224,7 +224,7 @@ class _Search:
 
 
 def unlike(plan: Sequence[Option], devices: int) -> Iterator[tuple[int, int]]:
-    """Yield aligned blocks, one of each kind: halves of a block are alike if the same calls cover each whole."""
+    """Yield aligned blocks, one of those that are alike: two halves of a block are, if the same calls cover each."""
     first, size = 0, 1 << (devices.bit_length() - 1)
     while size:
         if first + size <= devices:

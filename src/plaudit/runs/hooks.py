@@ -53,7 +53,7 @@ class RunHooks:
         tokenizer: Any,
         rewards: Sequence[str],
     ):
-        """`rewards`: the name of each reward of the settings."""
+        """`rewards`: the names of the rewards in the settings, in their order."""
         self.settings, self.store, self.folder = settings, store, store.folder.parent
         self.events, self.reporter, self.tokenizer = events, reporter, tokenizer
         self.rewards = dict(zip(rewards, settings.rewards, strict=True))
@@ -72,9 +72,9 @@ class RunHooks:
         further: Iterable[Hook],
         steps: int,
     ) -> AsyncIterator[list[Hook]]:
-        """Open trackers and files, without lines of steps after `progress`, and yield the hooks. If what is inside
-        fails, the last finished step is saved. `held_out`: items to evaluate on; none for no evaluation. `further`: the
-        caller's hooks. `steps`: the run's last step."""
+        """Open trackers and files, drop records of steps after `progress`, and yield the hooks. If the block raises,
+        save the last finished step. `held_out`: items to evaluate on (empty: no evaluation). `further`: the caller's
+        hooks. `steps`: the run's last step."""
         settings, log = self.settings, self.settings.log
         with ExitStack() as files:
             trackers: list[Tracker] = []

@@ -104,7 +104,7 @@ def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[
         check_scores(reward.path)
         own = load_tokenizer(reward.path, tried=False)
         if own.get_vocab() == tokenizer.get_vocab():
-            end = 0 if own.eos_token_id is None else 1  # the end token, which cut answers get
+            end = 0 if own.eos_token_id is None else 1  # the judge appends an end token to cut answers
             whose = f"the judge {reward.path}, beside its end token,"
             problems += longest.unfit(whose, positions(reward.path) - end)
     return problems

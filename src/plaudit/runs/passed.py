@@ -59,8 +59,8 @@ class PassedObjects:
 
     @contextmanager
     def placed(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Iterator[Settings]:
-        """Yield the settings with files and names in place of the objects. Meanwhile, functions are registered as
-        rules. Raises SettingsError if an object cannot be stored, or if a resume would continue with other objects."""
+        """Yield the settings with files and names in place of the objects. While active, functions are registered as
+        rules. Raises SettingsError if an object cannot be stored, or a resume would continue with other objects."""
         tree = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
         output, on_ray = _of(tree, "output") or Settings.output, _kind(_of(tree, "runtime")) == "ray"
         folder = at_home(str(output)) / FOLDER

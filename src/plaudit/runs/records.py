@@ -141,8 +141,8 @@ def named(settings: Settings) -> Settings:
 
 
 def _before(settings: Settings) -> str | None:
-    """Name the newest unnamed run of the method that has a checkpoint and these settings. If none has a checkpoint and
-    `resume` is "latest", return None. Raises SettingsError otherwise."""
+    """Return the name of the method's newest unnamed run that has a checkpoint and these settings; None if no run has a
+    checkpoint and `resume` is "latest". Raises SettingsError otherwise."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
     here, newest = three_views(settings), ""
     for folder in sorted(folders, reverse=True):

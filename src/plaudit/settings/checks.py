@@ -310,7 +310,7 @@ def _about_placement(s: Settings) -> Iterator[str]:
 
 
 def _installed(library: str) -> bool:
-    """True if the library can be found; only the packages that contain it are imported."""
+    """True if the library is installed; it is not imported."""
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(library) is not None
     return False

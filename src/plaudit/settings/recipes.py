@@ -75,7 +75,7 @@ def drafted(
     method: str | None = None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> tuple[Settings, list[str]]:
-    """Return settings as far as they can be read, unchecked, and the problems: unknown keys and wrong types.
+    """Return (settings as far as they can be read, unchecked; problems: unknown keys and wrong types).
 
     Raises SettingsError for a file, a method or a plugin that cannot be read at all.
     """
@@ -318,7 +318,7 @@ def _merged(config: Any, key: str, value: Any, *, skip: Collection[str]) -> list
             if found := [problem for part in parts for problem in part]:
                 return found
         if any(one.startswith(f"{key}.") for one in skip):
-            return []  # because of a key that is not there
+            return []  # the error was an unknown key, which is reported elsewhere
         return [f"{_where(error, key.partition('.')[0])}: {_first_line(error)}"]
     return []
 

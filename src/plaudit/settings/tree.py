@@ -48,8 +48,8 @@ class Settings:
     device: str = setting("auto", **DEVICE)
     """Where models are computed: cpu, cuda, or auto, which takes a GPU if torch finds one."""
     threads: int | None = setting(None, least=1)
-    """CPU threads of a process. Null takes all cores, or those that the process reserves under Ray; a resumed run keeps
-    its number. If other programs keep cores busy, fewer threads are faster."""
+    """CPU threads of each process. Null takes all cores (under Ray, those that the process reserves); a resumed run
+    keeps its number. If other programs keep cores busy, fewer threads are faster."""
     plugins: list[str] = field(default_factory=list)
     """Python files that register your own algorithms, rewards, dialects or model families."""
     model: ModelSettings = field(default_factory=ModelSettings)

@@ -142,7 +142,7 @@ class Leaf:
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every setting of a tree of dataclasses, also those in its lists. A class stands for its defaults."""
+    """Yield every setting of a tree of dataclasses, also in lists. If `tree` is a class, its defaults are taken."""
     kind: type = tree if isinstance(tree, type) else type(tree)
     hints, proses = _hints(kind), prose(kind)
     for one in fields(tree):
@@ -228,7 +228,7 @@ def one_of(names: Iterable[str]) -> str:
 
 @cache
 def prose(kind: type) -> dict[str, str]:
-    """Return the string below each field of a dataclass or of what it extends, by the field's name."""
+    """Return {field of a dataclass or of its bases: the string below the field in the source}."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         try:

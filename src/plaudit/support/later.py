@@ -52,7 +52,7 @@ def _waiting(name: str) -> bool:
 
 @contextmanager
 def postponed(name: str) -> Iterator[None]:
-    """While active, an import of this library or of a part of it gives a `Later`, unless it has been loaded already."""
+    """While active, importing this library or its submodules gives a `Later`, unless the library is loaded already."""
     if name in sys.modules:
         yield
         return

@@ -47,7 +47,7 @@ class _Watch:
         return call
 
     def end(self, call: object) -> None:
-        """End a call's limit. Raises its error if its time is over, even if none has reached the thread yet."""
+        """End a call's limit. Raises its error if the time was over, even if it has not reached the thread yet."""
         with self._lock:
             _, end, error = self._ends.pop(call, (0, math.inf, TooSlowError))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
