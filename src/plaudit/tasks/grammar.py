@@ -77,7 +77,7 @@ source = novel | diary | comic | play | legend | song
 season = spring | summer | autumn | winter | March | October
 """
 
-# One line a level: the strength, then words that are so good, then words that are so bad.
+# One line per level of strength: the strength, then good words of it, then bad words of it.
 _ADJECTIVES = (
     (1.0, "superb brilliant magnificent stunning", "dreadful terrible horrible ghastly"),
     (0.8, "gripping delightful thrilling beautiful", "tedious boring lifeless painful"),
