@@ -160,7 +160,7 @@ class Bounded:
             self._stop("head")
 
     def _start(self, name: str, seconds: float) -> None:
-        """Close the connection after this time, unless the timer is stopped. A timer that runs already is kept."""
+        """Start the timer `name`: it closes the connection after `seconds`. If it is running already, leave it."""
         if name not in self._timers:
             self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 

@@ -80,7 +80,7 @@ class Publisher:
         return self._changes(part, found)
 
     def all(self, device: str) -> tuple[PackedWeights, PackedWeights] | None:
-        """Pack all parts together. Return them, and their changes (else them again); None if there are no parts."""
+        """Pack all parts together. Return (whole weights, changes or the whole again); None if there are no parts."""
         pieces, self.parts = [piece for part in self.parts for piece in part], []
         if not pieces:
             return None

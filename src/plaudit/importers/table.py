@@ -102,7 +102,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)
 
     def __call__(self, key: str, otherwise: Any = None) -> Any:
-        """Return the file's value, or else their default, or else `otherwise`."""
+        """Return the key's value in the file, else its default in the other system, else `otherwise`."""
         if key in self.foreign:
             return self.foreign[key]
         default = self.table.default(key, self.method)

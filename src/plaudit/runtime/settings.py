@@ -97,9 +97,9 @@ class Servers:
     max_stale: int = setting(4, least=0)
     """Number of steps (with local_steps: rounds) by which a worker may be late; then steps wait for it."""
     rate: float = setting(0.7, above=0)
-    """Nesterov's rate, with local_steps."""
+    """Learning rate of the servers' Nesterov step on the workers' mean change, with local_steps (DiLoCo)."""
     momentum: float = setting(0.9, least=0, below=1)
-    """Nesterov's momentum, with local_steps."""
+    """Momentum of the servers' Nesterov step, with local_steps."""
 
 
 @dataclass

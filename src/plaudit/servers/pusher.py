@@ -51,7 +51,7 @@ class Pusher:
             self.optimizer.moments = {}  # the servers have moments
 
     def begun(self, path: Path | None) -> tuple[Any, ...]:
-        """Return each server's Beginning, from the checkpoint at `path` (of any strategy) if given; and last, a 0."""
+        """Return each server's Beginning, from the checkpoint at `path` (of any strategy) if given; then a 0."""
         state, steps = dict[str, Tensor](), 0.0
         if path is not None:
             self.optimizer.moments = {name: self.optimizer.zeros(one) for name, one in self.optimizer.masters.items()}

@@ -344,7 +344,7 @@ def _with_tuples(method: Any) -> Any:
 
 
 def check_keys(tree: Any, template: type, *, algorithm: type | None = None) -> None:
-    """Raise SettingsError for keys that the tree lacks."""
+    """Raise SettingsError for keys of `tree` that the dataclass `template` does not have."""
     refuse([problem for _, problem in unknown_keys(tree, template, algorithm=algorithm)], plain=True)
 
 
