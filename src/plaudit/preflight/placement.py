@@ -225,7 +225,7 @@ def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:
 
 
 def symmetric(found: list[Placement], now: Placement) -> Placement | None:
-    """Choose, or return None, the placement with all calls in turn on all devices: most ranks, most data-parallel."""
+    """Return the placement where all calls take turns on shared devices, with most ranks; None if there is none."""
     alike = [one for one in found if one.ray and (one.shared or not one.workers) and not (one.lag or one.apart)]
     return max(alike, key=lambda one: (one.trains_on, one.ranks, not one.sharded), default=None)
 
