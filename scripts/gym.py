@@ -54,7 +54,7 @@ ONLINE = 5e-4
 TESTED, ANSWERS = 100, 8
 """Test questions, and answers to each, drawn at temperature 1."""
 LONGEST = 16
-"""Tokens of an answer; a right one has up to 6."""
+"""Tokens of an answer; a right one is a number of one to three characters."""
 SHOWN = 3
 Record = dict[str, Any]
 MADE_BY: dict[str, Record] = {
