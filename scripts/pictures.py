@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import gym
 import reviews
 import studies
 from studies import Found, interval, last, over_seeds
@@ -179,6 +180,48 @@ def reviewed(found: Found, figure: Any) -> None:
     axes.legend(loc="lower right")
 
 
+@picture(12, 3.8)
+def gym_arms(found: Found, figure: Any) -> None:
+    """Share of right answers of each arm, a panel a task: means over the seeds, lines are the seeds' range; pass@8 as
+    crosses, and dashed what always the commonest answer has."""
+    kept: Mapping[str, Any] = found
+    for column, task in enumerate(gym.TASKS, start=1):
+        axes = figure.add_subplot(1, len(gym.TASKS), column)
+        axes.set(title=task, ylim=(0, 1), ylabel="" if column > 1 else "right answers to test questions")
+        axes.set_xticks(range(len(gym.ARMS)), gym.SHORT, rotation=20)
+        for place, arm in enumerate(gym.ARMS):
+            if own := [*kept.get(f"{task}/{arm}", {}).values()]:
+                right, often = ([figures[name] for figures in own] for name in ("right", "pass"))
+                axes.bar(place, fmean(right), color=PALETTE[place], width=0.7)
+                axes.vlines(place, min(right), max(right), color="black", linewidth=1)
+                axes.plot(place, fmean(often), "x", color="black", label="" if place else "pass@8")
+        if always := [*kept.get(f"{task}/always", {}).values()]:
+            level = fmean(one["right"] for one in always)
+            axes.axhline(level, color="black", linestyle="--", linewidth=0.8, label="always the commonest")
+            axes.legend(loc="upper left")
+
+
+def gym_tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """A table a task: figures of each arm, means over the seeds."""
+    titles = ("arm", "seeds", "right", "each seed (95 % interval)", "pass@8", "tokens", "cut off", "CPU minutes")
+    for task in gym.TASKS:
+        rows = [
+            [title, len(own), *_gym_cells(own)]
+            for arm, title in gym.ARMS.items()
+            if (own := [*found.get(f"{task}/{arm}", {}).values()])
+        ]
+        if always := [one["right"] for one in found.get(f"{task}/always", {}).values()]:
+            rows.append(["always the commonest answer", len(always), interval(always), "", "", "", "", ""])
+        yield from _table(f"reasoning-gym: {task}", titles, rows)
+
+
+def _gym_cells(own: Sequence[Mapping[str, float]]) -> list[str]:
+    right, often, length = (interval([figures[name] for figures in own]) for name in ("right", "pass", "length"))
+    each = ", ".join(f"{one['right']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in own)
+    cut, seconds = (fmean(one[name] for one in own) for name in ("unfinished", "cpu"))
+    return [right, each, often, length, f"{cut:.0%}", f"{seconds / 60:.1f}"]
+
+
 def escaped(text: str) -> str:
     """A text on one line of Markdown, as it is."""
     return re.sub(r"([\\`*_\[\]<|])", r"\\\1", " ".join(text.split()))
@@ -204,4 +247,4 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         yield ""
 
 
-PICTURES = {"frontier": frontier, "over": over, "off_policy": off_policy, "reviews": reviewed}
+PICTURES = {"frontier": frontier, "over": over, "off_policy": off_policy, "reviews": reviewed, "gym": gym_arms}

@@ -34,8 +34,8 @@ ROOMS = {
     "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1140,
-        "paths, plugins, visible text, late imports, long calls, requests; settings; errors (60); addresses (95)",
+        1255,
+        "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); gym (115)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -52,12 +52,12 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4620,
-        "every form in which people keep rows, in pieces (85), refusals with what helps (25); what a chat shows (275)",
+        4635,
+        "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (275), gym",
     ),
     "rewards": (
-        2995,
-        "rules, functions, tried (30), columns (25), judges, HTTP, sandbox, protocol; mathematics (300); batches (185)",
+        3000,
+        "rules, functions, tried (30), columns, judges, HTTP, sandbox, protocol; mathematics (300); batches (185); gym",
     ),
     "models": (
         3725,

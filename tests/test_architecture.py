@@ -63,6 +63,7 @@ PLACES: dict[str, set[str]] = {
     "starlette": {"page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},
+    "reasoning_gym": {"support/gym.py"},
     "gguf": {"interchange/gguf.py"},
     "tensorboard": {"trackers/tensorboard.py"},
     "torch.utils.tensorboard": {"trackers/tensorboard.py"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -9,9 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import gym
 import pytest
 from lab import FIGURES, FIRST, ROOT, SEEDS, Stage, Task, Variant, kept, measure, prepare, train
-from pictures import PICTURES, gained
+from pictures import PICTURES, gained, gym_tables
 from results import KEPT, PAGE, read, shown_tables
 from studies import METHODS, STUDIES, gao, interval, last, over_seeds
 
@@ -142,3 +144,26 @@ def test_recipes_that_were_measured_reach_a_gold_of_0_55_on_seeds_of_no_tuning()
     found = read("frontier")
     means = {recipe: fmean(last(found[recipe], "gold")) for recipe in METHODS if recipe in found}
     assert not {recipe for recipe, mean in means.items() if mean < 0.55}
+
+
+def test_arms_of_the_gym_can_start_and_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With records as `scripts/gym.py` writes them; no model is loaded."""
+    monkeypatch.chdir(tmp_path)
+    fresh = {"model": {"config": {"model_type": "gpt2"}, "tokenizer": str(tmp_path)}}
+    for name in ("warm.jsonl", "rest.jsonl"):
+        Path(name).touch()
+    monkeypatch.setattr(gym, "commonest", lambda task, seed: 0.25)
+    figures = {"right": 0.5, "low": 0.4, "high": 0.6, "pass": 0.75, "length": 2.0, "unfinished": 0.25, "cpu": 90.0}
+    for arm, seed in itertools.product(gym.ARMS, gym.SEEDS[:2]):
+        if arm in gym.MADE_BY:
+            assert load_settings(gym.recipe(arm, seed) | fresh).seed == seed
+        record = {"about": {}, "figures": figures | {"right": seed / 4}}
+        (tmp_path / f"chain_sum_{arm}_{seed}.json").write_text(json.dumps(record))
+    found = gym.found(tmp_path)
+    shown = [*gym_tables(found)]
+    means, often = "0.38 ± 1.59", "0.75 ± 0.00"  # 0.25 and 0.5: 12.7 times 0.125
+    cells = f"2 | {means} | 0.25 (0.40 to 0.60), 0.50 (0.40 to 0.60) | {often} | 2.00 ± 0.00 | 25% | 1.5"
+    assert f"| {gym.ARMS['grpo']} | {cells} |" in shown
+    assert f"| always the commonest answer | 2 | 0.25 ± 0.00 |{'  |' * 5}" in shown
+    PICTURES["gym"](found, tmp_path / "gym.png")
+    assert (tmp_path / "gym.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""Sources to raw rows: files, folders of them, names that `datasets` loads, and functions in a file.
+"""Sources to raw rows: files, folders of them, names that `datasets` loads, functions in a file, and reasoning-gym.
 
     source name -> its files, or what `datasets` or a function gives -> (where, dict row), (where, dict row), ...
 
@@ -17,6 +17,7 @@ from typing import Any
 from plaudit.data.fields import DataError, shown, table_row
 from plaudit.data.files import Note, Scanned, file_kind, file_rows, ignore, numbered
 from plaudit.data.settings import is_here
+from plaudit.support import gym
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_file
 
@@ -36,7 +37,10 @@ SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 DESCRIPTIONS = ("config.json", "dataset_infos.json")
 OTHER_DATA = (".arrow", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
-KNOWN = "a .jsonl, .json, .csv, .tsv or .parquet file, a folder, a name that `datasets` loads, or file.py:function"
+KNOWN = (
+    "a .jsonl, .json, .csv, .tsv or .parquet file, a folder, a name that `datasets` loads, file.py:function or "
+    "reasoning_gym:task"
+)
 
 
 def read_rows(source: str, *, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -53,7 +57,9 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
     `note` is called for what is odd but read nevertheless."""
     function = FUNCTION.fullmatch(source)
     files = data_files(source, split)
-    if function:
+    if source.startswith(gym.PREFIX):
+        rows = _of_gym(source, split)
+    elif function:
         rows = _of_function(source, at_home(function["path"]), function["name"])
     elif files:
         rows = (row for name, path in files for row in file_rows(name, path, note))
@@ -70,14 +76,16 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
 
 
 def fetched(source: str) -> bool:
-    """True for a name that `datasets` must load, since no file, folder or function has it here."""
-    return not is_here(source) and FUNCTION.fullmatch(source) is None
+    """True for a name that `datasets` must load, since no file, folder, function or task has it here."""
+    return not (is_here(source) or FUNCTION.fullmatch(source) or source.startswith(gym.PREFIX))
 
 
 def data_files(source: str, split: str) -> list[tuple[str, Path]]:
     """List the files that hold a split of a source, each with its name for errors.
 
     Return [] if there is no such file or folder, or if `datasets` is to read the folder."""
+    if source.startswith(gym.PREFIX):
+        return []
     path = at_home(source)
     if path.is_file():
         return [(source, path)]
@@ -287,6 +295,13 @@ def _of_function(source: str, path: Path, name: str) -> Iterator[Scanned]:
     if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
         raise DataError(f"the function returned {shown(rows)}; it must return rows, one dict each.", source)
     return numbered(source, rows)
+
+
+def _of_gym(source: str, split: str) -> Iterator[Scanned]:
+    try:
+        yield from numbered(source, gym.questions(source, split))
+    except ValueError as error:
+        raise DataError(str(error), source) from error
 
 
 def _function(source: str, path: Path, name: str) -> Callable[[], Iterable[Any]]:

@@ -6,6 +6,7 @@ gives the same number.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -15,6 +16,7 @@ from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.mathematics import MathReward, reference_of
 from plaudit.rewards.sandbox import CodeReward
 from plaudit.rewards.settings import KINDS, RewardSettings
+from plaudit.support import gym
 from plaudit.support.fields import nearest
 from plaudit.support.plugins import load_object, registered_again
 
@@ -122,6 +124,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "matches": matches,
     "length": length,
     "overlong": overlong,
+    "reasoning_gym": gym.score,
 }
 """Rules by the name that settings use as their kind."""
 REFERENCES: Mapping[str, Callable[[str | None], object]] = {
@@ -164,6 +167,8 @@ def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward | M
     if settings.kind == "function":
         function = load_object(settings.function)
     elif settings.kind in RULES:
+        if settings.kind == "reasoning_gym" and importlib.util.find_spec("reasoning_gym") is None:
+            raise ValueError(gym.LACKING)
         function = RULES[settings.kind]
     else:
         known = [*KINDS, *RULES]
