@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit.algorithms.base import row_of
+from plaudit.algorithms.rows import row_of
 from plaudit.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
@@ -309,14 +309,14 @@ def test_runs_of_neighbours_keep_the_order_and_the_budget() -> None:
 def test_a_prompt_counts_once_where_a_pass_computes_it_once() -> None:
     """Three answers of 2 tokens to each of two prompts of 6 cost 8, 2 and 2 tokens; pairs 10, 4 and 4."""
     trained = torch.tensor([[False] * 6 + [True] * 2] * 6).flatten()
-    rows = marked([8] * 6).with_columns(group=torch.tensor([0, 0, 0, 1, 1, 1]), trainable=trained)
+    rows = marked([8] * 6).with_columns(group=torch.tensor([0, 0, 0, 1, 1, 1]), trainable=trained, episode=None)
     for cut in (Batch.consecutive, partial(Batch.micro, together=True)):
         assert [len(part) for part in cut(rows, 12, once=True)] == [3, 3]
         assert [len(part) for part in cut(rows, 11, once=True)] == [2, 1, 2, 1]
         assert [len(part) for part in cut(rows, 24, once=True)] == [6]
         assert [len(part) for part in cut(rows, 12)] == [1] * 6
     groups = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1])
-    pairs = marked([8] * 8, 2).with_columns(group=groups, trainable=trained.repeat(2)[:64])
+    pairs = marked([8] * 8, 2).with_columns(group=groups, trainable=trained.repeat(2)[:64], episode=None)
     assert [len(part) for part in pairs.consecutive(14, once=True)] == [4, 2, 2]
     assert [len(part) for part in pairs.consecutive(28, once=True)] == [8]
     unanswered = rows.with_columns(trainable=torch.zeros_like(trained))

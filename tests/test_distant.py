@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import GPT2
 
-from plaudit.algorithms.base import row_of
 from plaudit.algorithms.policy_gradient import reference_kl
+from plaudit.algorithms.rows import row_of
 from plaudit.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
 from plaudit.learn.scorer import Scorer  # it also says how a batch travels
 from plaudit.models.load import fresh_model

@@ -22,7 +22,7 @@ from plaudit.types import Row
 from plaudit.types.checked import check_rows
 from plaudit.types.distant import Source, laid, landed
 
-ROW_COLUMNS = ("lengths", "group", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
+ROW_COLUMNS = ("lengths", "group", "episode", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
 READ = ("tokens", "trainable", "lengths", "group")
 WEIGHTS = ("weight", "token_share", "row_weight")
 
@@ -43,6 +43,7 @@ class Batch:
     group: Tensor  # (r,) int64, rows of one prompt share it
     unit: int = 1
     """Number of adjacent rows that are never separated (2 for pairs)."""
+    episode: Tensor | None = None  # (r,) int64, rows of one episode share it; None if each row is an answer
     sources: tuple[Source, ...] = ()
     """Where numbers that are still on rollout nodes are fetched (`types/distant.py`); `landed` fetches them."""
     behaviour: Tensor | None = None  # (n,) sampler's log-probs, 0 where not sampled
@@ -73,6 +74,7 @@ class Batch:
             lengths=torch.tensor([len(row.tokens) for row in rows]),
             group=torch.tensor([row.group for row in rows]),
             unit=unit,
+            episode=torch.tensor([not r.further for r in rows]).cumsum(0) - 1 if any(r.further for r in rows) else None,
             behaviour=_flat([row.logprobs for row in rows], "float32"),
             version=_flat([row.versions for row in rows], "int64"),
             reference=_flat([row.reference for row in rows], "float32"),
@@ -158,6 +160,11 @@ class Batch:
         order = torch.arange(count) if order is None else order
         if parts == 1 and torch.equal(order, torch.arange(count)):
             return [self]
+        ids = [] if self.episode is None else list(dict.fromkeys(self.episode[order].tolist()))
+        if self.episode is not None and len(ids) < count:  # rows of an episode go together
+            rows = {one: (self.episode == one).nonzero()[:, 0] for one in ids}
+            some = [ids[number::parts] for number in range(min(parts, len(ids)))]
+            return [self.units(torch.cat([rows[one] for one in own])) for own in some]
         return [self.units(part) for part in order.tensor_split(parts)]
 
     def shards(self, world: int) -> list[Batch]:
@@ -194,7 +201,7 @@ class Batch:
         compute the prompt once. With `once`, a prompt's tokens also count once towards the budget."""
         if len(self.tokens) <= token_budget:
             return [self]
-        units = self._units
+        units, once = self._units, once and self.episode is None
         order = sorted(range(len(units)), key=lambda number: -units[number].tokens)
         if together:
             order = [number for members in by_group(units, order).values() for number in members]
@@ -204,7 +211,7 @@ class Batch:
         """Cut as `micro` does, but keep the units' order."""
         if len(self.tokens) <= token_budget:
             return [self]
-        units = self._units
+        units, once = self._units, once and self.episode is None
         return [self.units(part) for part in passes(units, range(len(units)), token_budget, once=once)]
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from plaudit.algorithms import ALGORITHMS, Algorithm, PolicyGradient
-from plaudit.algorithms.base import row_of
 from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.online_dpo import OnlineDPO
@@ -16,6 +15,7 @@ from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.rloo import RLOO
+from plaudit.algorithms.rows import row_of
 from plaudit.batch import Batch
 from plaudit.types import Group, Response, Role, Row, Sampling
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from told import says
 from plaudit.rewards.settings import UNFINISHED, RewardSettings, ShapingSettings
 from plaudit.rewards.shaping import shaped
 from plaudit.support.fields import complaints
-from plaudit.types import Completion, Finish, Score
+from plaudit.types import Completion, Episode, Finish, Score
 
 
 def completion(finish: Finish = Finish.EOS) -> Completion:
@@ -45,9 +46,32 @@ def test_the_return_of_an_unfinished_answer_has_one_end(
     settings = ShapingSettings(scale=2.0, clip=0.5, **setting)
     found = shaped(completion(Finish.LENGTH), Score(value=0.2), settings)
     assert (found.reward, found.continues, found.trained) == (ends, continues, trained)
+    by_turns = shaped(completion(Finish.TURNS), Score(value=0.2), settings)
+    assert by_turns == replace(found, completion=completion(Finish.TURNS))
     for finish in (Finish.EOS, Finish.STOP):
         found = shaped(completion(finish), Score(value=0.2), settings)
         assert (found.reward, found.continues, found.trained) == (0.4, False, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trainable"),
+    [({}, (1, 1, 0, 0, 1)), ({"unfinished": "penalty"}, (1, 1, 0, 0, 1)), ({"unfinished": "mask_loss"}, (0,) * 5)],
+)
+def test_tokens_of_the_environment_are_never_trained(settings: dict[str, Any], trainable: tuple[int, ...]) -> None:
+    """A call of two tokens, a result of two, and one token more, cut off by the limit of turns."""
+    episode = Completion(
+        tokens=(5, 6, 7, 8, 9),
+        logprobs=(-1.0, -2.0, 0.0, 0.0, -3.0),
+        versions=(4, 4, -1, -1, 5),
+        text="x",
+        finish=Finish.TURNS,
+        episode=Episode(sampled=(1, 1, 0, 0, 1)),
+    )
+    found = shaped(episode, Score(value=0.5), ShapingSettings(**settings))
+    assert tuple(found.trainable) == trainable
+    assert (found.finished, episode.finished, episode.length) == (False, False, 3)
+    whole = shaped(episode, Score(value=None, reason="no"), ShapingSettings())
+    assert tuple(whole.trainable) == (1, 1, 0, 0, 1)
 
 
 @given(

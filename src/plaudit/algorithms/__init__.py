@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit.algorithms.base import Algorithm, Objective, Output, row_of
+from plaudit.algorithms.base import Algorithm, Objective, Output
 from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
@@ -15,6 +15,7 @@ from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
+from plaudit.algorithms.rows import row_of
 from plaudit.algorithms.sft import SFT
 from plaudit.algorithms.simpo import SimPO
 from plaudit.support.plugins import registered_again

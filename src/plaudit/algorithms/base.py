@@ -16,11 +16,11 @@ from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
+from plaudit.algorithms.rows import Answers, rows_of
 from plaudit.batch import Batch
 from plaudit.maths.aggregate import Aggregation, token_weights, unit_weights
 from plaudit.support.fields import Section, setting
-from plaudit.types import Group, Numbers, Response, Role, Row, Sampling, Stats
-from plaudit.types.distant import joined
+from plaudit.types import Group, Response, Role, Row, Sampling, Stats
 
 Memory = MutableMapping[str, float]
 Data = Literal["demonstrations", "preferences", "judgements", "prompts"]
@@ -106,38 +106,22 @@ class Algorithm(Objective):
         return [sampling] * self.samples
 
     def rows(self, group: Group) -> list[Row]:
-        """Return a scored group's training rows, [] if it carries no signal. Default: one for each response that has a
+        """Return a scored group's training rows, [] if it carries no signal. Default: those of each response that has a
         reward or `continues`. Untrained rows count in baselines and means, and are dropped after `weigh`."""
-        return [row_of(group, one) for one in group.responses if one.reward is not None or one.continues]
+        return [row for r in group.responses if r.reward is not None or r.continues for row in rows_of(group, r)]
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:
-    """Return the batch with `weight`, `token_share` and `row_weight` set over all its rows (`maths/aggregate.py`). A
-    number as `aggregation` divides each row's sum of token losses."""
+    """Return the batch with `weight`, `token_share` and `row_weight` set over all its answers (`maths/aggregate.py`). A
+    number as `aggregation` divides each answer's sum of token losses."""
     constant = 1.0 if isinstance(aggregation, str) else float(aggregation)
     how = Aggregation(aggregation) if isinstance(aggregation, str) else Aggregation.CONSTANT
-    row, rows = batch.row, len(batch)
+    answers = Answers(batch)
     assert batch.row_weight is not None
     return batch.with_columns(
-        weight=token_weights(batch.trainable, row, rows, how, constant=constant),
-        token_share=token_weights(batch.trainable, row, rows, Aggregation.TOKEN),
+        weight=token_weights(batch.trainable, answers.token, answers.count, how, constant=constant),
+        token_share=token_weights(batch.trainable, answers.token, answers.count, Aggregation.TOKEN),
         row_weight=unit_weights(batch.row_weight, batch.unit),
-    )
-
-
-def row_of(group: Group, response: Response, *, baseline: float = 0.0) -> Row:
-    """Return the row of prompt and response. Prompt tokens are untrained, with log-probs 0 and version -1."""
-    prompt, before = group.prompt.tokens, len(group.prompt.tokens)
-    assert response.reward is not None or response.continues, "a response without a reward has no row"
-    return Row(
-        tokens=joined(Numbers("i", prompt), response.tokens),
-        trainable=joined(Numbers("b", bytes(before)), response.trainable),
-        group=group.index,
-        logprobs=joined(Numbers("f", bytes(4 * before)), response.completion.logprobs),
-        versions=joined(Numbers("i", [-1] * before), response.completion.versions),
-        reward=response.reward or 0.0,
-        baseline=baseline,
-        continues=response.continues,
     )
 
 

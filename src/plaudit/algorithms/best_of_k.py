@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plaudit.algorithms.base import Algorithm, Data, LossFn, Output, row_of, scored
+from plaudit.algorithms.base import Algorithm, Data, LossFn, Output, scored
+from plaudit.algorithms.rows import pickable, row_of
 from plaudit.algorithms.sft import SFT, likelihood
 from plaudit.batch import Batch
 from plaudit.maths.kl import k2
@@ -37,7 +38,7 @@ class BestOfK(SFT, Algorithm):
         return {Role.POLICY: self.anchored if self.kl_in_loss else likelihood}
 
     def rows(self, group: Group) -> list[Row]:
-        ranked = sorted(scored(group.responses), key=lambda pair: pair[0], reverse=True)
+        ranked = sorted(scored(pickable(group.responses)), key=lambda pair: pair[0], reverse=True)
         return [row_of(group, best) for _, best in ranked[:1]]
 
     def anchored(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:

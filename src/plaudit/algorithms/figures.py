@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.advantages import equal_groups
 from plaudit.maths.kl import k3
@@ -55,10 +56,11 @@ def sampler_gap(current: Tensor, batch: Batch) -> Stats:
 
 
 def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
-    """Return figures of advantages and trained lengths. With `kl`, each row's sum of k1 (r,), also kl/reference. With
+    """Return figures of advantages and trained lengths. With `kl`, an answer's sum of k1 (a,), also kl/reference. With
     `grouped`, also groups/equal: answers are compared within groups, so that equal rewards carry no signal."""
-    assert batch.reward is not None and batch.advantages is not None
-    lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
+    assert batch.advantages is not None
+    answers = Answers(batch)
+    lengths = row_sum(batch.trainable.float(), answers.token, answers.count)
     trained = batch.advantages[batch.trainable]
     stats = {
         "advantage/mean": float(trained.mean()) if len(trained) else 0.0,
@@ -66,7 +68,7 @@ def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = Tr
         "length/trained": mean_where(lengths, lengths > 0),
     }
     if grouped:
-        stats["groups/equal"] = equal_groups(batch.reward, batch.group)
+        stats["groups/equal"] = equal_groups(answers.of(batch.reward), answers.of(batch.group))
     if kl is not None:
         stats["kl/reference"] = mean_where(kl, lengths > 0)
     return stats

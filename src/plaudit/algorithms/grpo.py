@@ -12,6 +12,7 @@ from typing import ClassVar
 from plaudit.algorithms.base import Memory, scored
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred
 from plaudit.support.fields import setting
@@ -64,7 +65,7 @@ class GRPO(PolicyGradient):
         return values or {reward for reward, _ in rewards}
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        assert batch.reward is not None
-        advantage = group_centred(batch.reward, batch.group, scale=self.scale_rewards)
+        answers = Answers(batch)
+        advantage = group_centred(answers.of(batch.reward), answers.of(batch.group), scale=self.scale_rewards)
         batch = batch.with_columns(advantages=spread(advantage, batch))
         return batch, credit_figures(batch, kl=reference_kl(batch)[1] if self.kl_in_loss else None)

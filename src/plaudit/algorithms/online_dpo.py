@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plaudit.algorithms.base import Algorithm, Data, row_of, scored
+from plaudit.algorithms.base import Algorithm, Data, scored
 from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.rows import pickable, row_of
 from plaudit.support.fields import setting
 from plaudit.types import Group, Row
 
@@ -22,7 +23,7 @@ class OnlineDPO(DPO, Algorithm):
     data: ClassVar[Data] = "prompts"
 
     def rows(self, group: Group) -> list[Row]:
-        ranked = sorted(scored(group.responses), key=lambda pair: pair[0])
+        ranked = sorted(scored(pickable(group.responses)), key=lambda pair: pair[0])
         if len(ranked) < 2 or ranked[0][0] == ranked[-1][0]:
             return []
         return [row_of(group, ranked[-1][1]), row_of(group, ranked[0][1])]

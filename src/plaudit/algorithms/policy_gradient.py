@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Algorithm, LossFn, Output, weighed
 from plaudit.algorithms.figures import sampler_gap
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.kl import ESTIMATORS, k1, weighted_k3
 from plaudit.maths.losses import LEVELS, cispo, clip_fraction, clipped_policy, log_ratio, off_policy_weight
@@ -150,12 +151,13 @@ class PolicyGradient(Algorithm):
 
 
 def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return k1 to the reference on trained tokens (n,), 0 on others, and its sum over each row (r,), in nats."""
+    """Return k1 to the reference on trained tokens (n,), 0 on others, and its sum over each answer (a,), in nats."""
     assert batch.reference is not None, "this method needs reference log-probs"
     kl = torch.where(batch.trainable, k1(batch.old - batch.reference), torch.zeros_like(batch.reference))
-    return kl, row_sum(kl, batch.row, len(batch))
+    answers = Answers(batch)
+    return kl, row_sum(kl, answers.token, answers.count)
 
 
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
-    """Return (n,): each trained token's advantage is that of its row, from `advantage` (r,); other tokens have 0."""
-    return advantage.repeat_interleave(batch.lengths) * batch.trainable
+    """Return (n,): each trained token's advantage is that of its answer, from `advantage` (a,); other tokens have 0."""
+    return advantage[Answers(batch).token] * batch.trainable

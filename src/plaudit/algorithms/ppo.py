@@ -12,6 +12,7 @@ from torch import Tensor
 from plaudit.algorithms.base import LossFn, Memory, Output
 from plaudit.algorithms.figures import credit_figures, mean_where
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.advantages import generalised_advantages, token_rewards, whiten
 from plaudit.maths.kl import adapted_coefficient
@@ -62,16 +63,17 @@ class PPO(PolicyGradient):
         return {Role.POLICY: self.policy_loss, Role.CRITIC: self.value_loss}
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        assert batch.reward is not None and batch.values is not None
+        assert batch.values is not None
         assert batch.bootstrap is not None and batch.continues is not None
         beta = memory.get("kl_coefficient", self.kl_coefficient)
         kl, row_kl = reference_kl(batch)
-        rewards = token_rewards(batch.reward, kl, batch.trainable, batch.row, coefficient=beta)
+        answers = Answers(batch)
+        rewards = token_rewards(answers.of(batch.reward), kl, batch.trainable, answers.token, coefficient=beta)
         moments = Moments(*(memory.get(f"values/{name}", 0.0) for name in ("first", "second", "debias")))
         values = batch.values * moments.std + moments.mean
-        after = (batch.bootstrap * moments.std + moments.mean) * batch.continues
+        after = answers.of((batch.bootstrap * moments.std + moments.mean) * batch.continues)
         advantages, returns = generalised_advantages(
-            rewards, values, after, batch.trainable, batch.row, discount=self.discount, trace=self.trace
+            rewards, values, after, batch.trainable, answers.token, discount=self.discount, trace=self.trace
         )
         figures = {"kl/coefficient": beta, "explained_variance": _explained(values, returns, batch.trainable)}
         if self.normalise_values:
@@ -82,7 +84,7 @@ class PPO(PolicyGradient):
             returns = torch.where(batch.trainable, (returns - moments.mean) / moments.std, 0.0)
         if self.kl_target is not None:
             memory["kl_coefficient"] = adapted_coefficient(
-                beta, float(row_kl.mean()), target=self.kl_target, horizon=KL_HORIZON, sequences=len(batch)
+                beta, float(row_kl.mean()), target=self.kl_target, horizon=KL_HORIZON, sequences=answers.count
             )
         if self.whiten_advantages:
             advantages = whiten(advantages, batch.trainable)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from plaudit.algorithms.base import Memory
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred, return_to_go, token_rewards, whiten
 from plaudit.support.fields import setting
@@ -41,10 +42,12 @@ class Reinforce(PolicyGradient):
         return self.group_baseline
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        assert batch.reward is not None
         kl, row_kl = reference_kl(batch)
-        reward = group_centred(batch.reward, batch.group, scale=False) if self.group_baseline else batch.reward
-        rewards = token_rewards(reward, kl, batch.trainable, batch.row, coefficient=self.kl_coefficient)
-        returns = return_to_go(rewards, batch.trainable, batch.row, len(batch), discount=self.discount)
+        answers = Answers(batch)
+        reward = answers.of(batch.reward)
+        if self.group_baseline:
+            reward = group_centred(reward, answers.of(batch.group), scale=False)
+        rewards = token_rewards(reward, kl, batch.trainable, answers.token, coefficient=self.kl_coefficient)
+        returns = return_to_go(rewards, batch.trainable, answers.token, answers.count, discount=self.discount)
         batch = batch.with_columns(advantages=whiten(returns, batch.trainable))
         return batch, credit_figures(batch, kl=row_kl, grouped=self.group_baseline)

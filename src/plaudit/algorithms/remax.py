@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from plaudit.algorithms.base import Memory, row_of, scored
+from plaudit.algorithms.base import Memory, scored
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
+from plaudit.algorithms.rows import Answers, rows_of
 from plaudit.batch import Batch
 from plaudit.maths.advantages import equal_groups, group_centred
 from plaudit.support.fields import setting
@@ -39,15 +40,15 @@ class ReMax(PolicyGradient):
         *samples, greedy = group.responses
         if greedy.reward is None:
             return []
-        return [row_of(group, sample, baseline=greedy.reward) for _, sample in scored(samples)]
+        return [row for _, one in scored(samples) for row in rows_of(group, one, baseline=greedy.reward)]
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        assert batch.reward is not None and batch.baseline is not None
         _, kl = reference_kl(batch)
-        advantage = batch.reward - self.kl_coefficient * kl - batch.baseline
-        if self.centre_advantages and len(batch) > 1:
-            advantage = group_centred(advantage, torch.zeros_like(batch.group), scale=False)
-        with_greedy = torch.cat((batch.reward, batch.baseline)), batch.group.repeat(2)
-        figures = {"reward/greedy": float(batch.baseline.mean()), "groups/equal": equal_groups(*with_greedy)}
+        reward, baseline, group = map(Answers(batch).of, (batch.reward, batch.baseline, batch.group))
+        advantage = reward - self.kl_coefficient * kl - baseline
+        if self.centre_advantages and len(reward) > 1:
+            advantage = group_centred(advantage, torch.zeros_like(group), scale=False)
+        with_greedy = torch.cat((reward, baseline)), group.repeat(2)
+        figures = {"reward/greedy": float(baseline.mean()), "groups/equal": equal_groups(*with_greedy)}
         batch = batch.with_columns(advantages=spread(advantage, batch))
         return batch, credit_figures(batch, kl=kl, grouped=False) | figures

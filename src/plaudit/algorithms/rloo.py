@@ -8,6 +8,7 @@ from typing import ClassVar
 from plaudit.algorithms.base import Memory
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
+from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
 from plaudit.maths.advantages import leave_one_out
 from plaudit.support.fields import setting
@@ -28,8 +29,8 @@ class RLOO(PolicyGradient):
     has_baseline: ClassVar[bool] = True
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        assert batch.reward is not None
         _, kl = reference_kl(batch)
-        advantage = leave_one_out(batch.reward - self.kl_coefficient * kl, batch.group)
+        answers = Answers(batch)
+        advantage = leave_one_out(answers.of(batch.reward) - self.kl_coefficient * kl, answers.of(batch.group))
         batch = batch.with_columns(advantages=spread(advantage, batch))
         return batch, credit_figures(batch, kl=kl)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from plaudit.rewards.settings import ShapingSettings
-from plaudit.types import Completion, Finish, Numbers, Response, Score
+from plaudit.types import Completion, Numbers, Response, Score
 
 
 def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, greedy: bool = False) -> Response:
     """Return the completion with its reward: (value + shift) * scale, then clipped; None without a score.
 
-    `settings.unfinished` chooses what ends the return of an answer that was cut off by length: its own score, a fixed
-    penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` and
-    `mask_loss` none of its tokens is trained; under `mask` its reward is None, so that no baseline counts it. Without a
-    score the reward is always None.
+    Tokens of an environment are never trained. `settings.unfinished` chooses what ends the return of an answer that was
+    cut off by length, or of an episode by its limit of turns: its own score, a fixed penalty, or the critic's value
+    after the cut (`continues`, without a reward). Under `mask` and `mask_loss` none of its tokens is trained; under
+    `mask` its reward is None, so that no baseline counts it. Without a score the reward is always None.
     """
-    unfinished = completion.finish is Finish.LENGTH and score.value is not None
+    unfinished = not completion.finished and score.value is not None
     cut, penalty = (settings.unfinished, settings.penalty) if unfinished else ("score", None)
     scored = cut in ("score", "mask_loss")
     return Response(
         completion=completion,
-        trainable=Numbers("b", bytes([cut not in ("mask", "mask_loss")]) * len(completion.tokens)),
+        trainable=_trainable(completion, cut not in ("mask", "mask_loss")),
         score=score,
         reward=penalty if penalty is not None else _reward(score, settings) if scored else None,
         continues=cut == "bootstrap",
         greedy=greedy,
     )
+
+
+def _trainable(completion: Completion, trained: bool) -> Numbers:
+    if not trained or completion.episode is None:
+        return Numbers("b", bytes([trained]) * len(completion.tokens))
+    return Numbers("b", completion.episode.sampled)
 
 
 def _reward(score: Score, settings: ShapingSettings) -> float | None:

@@ -10,7 +10,7 @@ from plaudit.types import Group, Stats
 
 
 def rollout_figures(groups: Sequence[Group]) -> Stats:
-    """Return figures of rewards, their parts and lengths. Greedy answers count only in reward/failed and
+    """Return figures of rewards, their parts, lengths and episodes. Greedy answers count only in reward/failed and
     reward/not_applicable, unless all are greedy. Without any reward, reward/mean and reward/std are absent."""
     answers = [response for group in groups for response in group.responses]
     responses = [response for response in answers if not response.greedy] or answers
@@ -21,10 +21,13 @@ def rollout_figures(groups: Sequence[Group]) -> Stats:
     figures |= {
         "reward/failed": sum(r.score.failed for r in answers) / len(answers),
         "reward/not_applicable": sum(not r.score.applicable for r in answers) / len(answers),
-        "length/mean": statistics.fmean(len(r.tokens) for r in responses),
-        "length/max": float(max(len(r.tokens) for r in responses)),
+        "length/mean": statistics.fmean(r.completion.length for r in responses),
+        "length/max": float(max(r.completion.length for r in responses)),
         "unfinished": sum(not r.finished for r in responses) / len(responses),
     }
+    counts = [r.completion.episode.counts for r in responses if r.completion.episode is not None]
+    for name in counts[0] if counts else ():
+        figures[f"episode/{name}"] = statistics.fmean(one[name] for one in counts)
     parts = {name for response in responses for name in response.score.parts}
     for name in sorted(parts):
         values = [r.score.parts[name] for r in responses if name in r.score.parts]

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from plaudit.types.episode import Episode as Episode
 from plaudit.types.numbers import Numbers as Numbers
+from plaudit.types.score import LARGEST_SCORE as LARGEST_SCORE
+from plaudit.types.score import NOT_APPLICABLE as NOT_APPLICABLE
+from plaudit.types.score import Score as Score
 
 Stats = dict[str, float]
 """Named figures of a step. They add up across micro-batches and ranks (a mean is a sum of pre-divided terms). Names
@@ -37,6 +41,8 @@ class Finish(StrEnum):
     """A stop string appeared; the text is cut before it, the tokens are kept as sampled."""
     LENGTH = "length"
     """`max_tokens` or the model's context was reached: the answer is unfinished."""
+    TURNS = "turns"
+    """An episode reached its limit of turns: it is unfinished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,38 +83,25 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns, as `Numbers`: sampled tokens (the end token included), their log-probs and versions."""
+    """What an engine returns, as `Numbers`: sampled tokens (the end token included), their log-probs and versions. Or
+    an episode of several turns, with tokens of its environment in between: log-prob 0, version -1."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     versions: Sequence[int]
     text: str
+    """Of an episode, the text of the policy's last turn."""
     finish: Finish
-
-
-NOT_APPLICABLE = "not applicable"
-"""Reason of a Score whose reward does not apply to the answer. This is not a failure."""
-LARGEST_SCORE = 1e18
-"""Scores and parts above this size are refused: float32 cannot hold their squares."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A reward, or the reason why there is none. `value=None` masks the response; it is never read as 0."""
-
-    value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    reason: str | None = None
-    transient: bool = False
-    """True if it failed for a reason that may pass, such as a server that does not answer: it may be asked again."""
+    episode: Episode | None = None
 
     @property
-    def applicable(self) -> bool:
-        return self.reason != NOT_APPLICABLE
+    def length(self) -> int:
+        """Number of tokens that the policy sampled. Those of an environment are no part of an answer's length."""
+        return len(self.tokens) if self.episode is None else sum(self.episode.sampled)
 
     @property
-    def failed(self) -> bool:
-        return self.value is None and self.applicable
+    def finished(self) -> bool:
+        return self.finish not in (Finish.LENGTH, Finish.TURNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +129,7 @@ class Response:
 
     @property
     def finished(self) -> bool:
-        return self.completion.finish is not Finish.LENGTH
+        return self.completion.finished
 
     @property
     def trained(self) -> bool:
@@ -162,6 +155,8 @@ class Row:
     trainable: Sequence[int]
     group: int = 0
     """Number of the group; rows of one prompt share it."""
+    further: bool = False
+    """True for a row of the same episode as the row before it: they share one reward and count as one answer."""
     logprobs: Sequence[float] | None = None
     """Behaviour log-probs, by the sampler; 0 on tokens that were not sampled."""
     versions: Sequence[int] | None = None

@@ -12,7 +12,8 @@ from plaudit.types import Row
 
 
 def check_rows(rows: Sequence[Row], unit: int) -> None:
-    """Raise ValueError for no rows, a broken unit, or columns that do not fit."""
+    """Raise ValueError for no rows, a number of rows that is no multiple of `unit`, a column of another length, or a
+    first token that is trained."""
     if not rows:
         raise ValueError("a batch needs at least one row")
     if len(rows) % unit:

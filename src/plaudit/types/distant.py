@@ -20,30 +20,32 @@ import numpy as np
 from plaudit.types import Completion, Numbers
 
 LARGE = 1 << 17
-"""Bytes of a prompt's answers from which on they stay: naming an object costs the driver more than a short group."""
+"""Answers of a prompt that take at least this many bytes stay on their node: a reference costs the driver more than a
+short group."""
 BYTES = 12
-"""Of a token: itself, its log-prob and its version."""
+"""Bytes of a token with its log-prob and version."""
 STRIDE = 1 << 32
-"""Distance of the places of two sources: more tokens than one has."""
+"""Distance between the index ranges of two sources: more than the tokens of one source."""
 
 FETCHED = ("tokens", "behaviour", "version")
-"""Columns of a batch that distant numbers are fetched for."""
+"""Columns of a batch whose numbers may still be on rollout nodes."""
 Columns = Mapping[str, Any]
-"""Those of a prompt's answers end to end, as arrays."""
+"""Columns of all answers to a prompt, laid end to end, as arrays."""
 Told = list[tuple[Completion, list[tuple[int, int]]]]
-"""Completions without versions, and those in runs: version, number of tokens."""
+"""Completions without versions, each with its versions as runs: (version, number of tokens)."""
 
 
 class Source(Protocol):
-    """Where the columns of a prompt's answers are."""
+    """A reference to the columns of a prompt's answers, on the node that sampled them."""
 
     def all(self, sources: Sequence[Any]) -> list[Columns]:
-        """Fetch the columns of some sources of its kind. Raises WorkerLost if they are lost."""
+        """Fetch the columns of `sources`, which are of this class, at once. Raises WorkerLost if they are lost."""
         ...
 
 
 class Distant(Sequence[Any]):
-    """Numbers from `start` to `stop` of a source's column, between some that are known. Reading one fetches all."""
+    """Numbers that are on another node: `start` to `stop` of a column of `source`, with known ones before and behind.
+    Reading any of them fetches all."""
 
     __slots__ = ("before", "behind", "column", "source", "start", "stop")
 
@@ -82,12 +84,12 @@ class Distant(Sequence[Any]):
         return Distant, (self.column, self.start, self.stop, self.source, self.before, self.behind)
 
     def laid(self, middle: Any) -> Any:
-        """The known numbers around `middle`, as an array."""
+        """Return one array: the known numbers before, `middle`, and the known numbers behind."""
         return np.concatenate([np.asarray(self.before, middle.dtype), middle, np.asarray(self.behind, middle.dtype)])
 
 
 def joined(before: Sequence[Any], numbers: Sequence[Any], behind: Sequence[Any] = ()) -> Any:
-    """Join numbers, of which those in the middle may be distant. `Numbers` at the beginning grow."""
+    """Join numbers; those in the middle may be distant. If `before` is `Numbers`, it is extended and returned."""
     if isinstance(numbers, Distant):
         before = (*before, *numbers.before) if numbers.before else before
         behind = (*numbers.behind, *behind) if numbers.behind else behind
@@ -99,7 +101,7 @@ def joined(before: Sequence[Any], numbers: Sequence[Any], behind: Sequence[Any] 
 
 
 def values(sequences: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Return sequences of numbers, those that are distant fetched at once."""
+    """Return the sequences after fetching all distant numbers in one call."""
     sources = {id(one.source): one.source for one in sequences if isinstance(one, Distant) and one.start < one.stop}
     found = dict(zip(sources, _fetched(list(sources.values())), strict=True))
 
@@ -113,7 +115,7 @@ def values(sequences: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 def here(completions: Sequence[Completion]) -> Sequence[Completion]:
-    """Return completions with all of their numbers, fetched at once."""
+    """Return the completions after fetching all distant numbers in one call."""
     if not any(isinstance(one.tokens, Distant) for one in completions):
         return completions
     numbers = iter(values([column for one in completions for column in (one.tokens, one.logprobs)]))
@@ -127,7 +129,7 @@ def _fetched(sources: Sequence[Source | None]) -> list[Columns]:
 
 
 def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None, Told]:
-    """Split answers into the columns that stay and what goes to the driver. Below `least` bytes all of it goes."""
+    """Split completions into columns that stay on this node (None below `least` bytes) and what the driver gets."""
     lengths = [len(one.tokens) for one in completions]
     if BYTES * sum(lengths) < least:
         return None, [(one, []) for one in completions]
@@ -149,7 +151,7 @@ def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None
 
 
 def arrived(listed: Told, source: Source) -> list[Completion]:
-    """Return the completions of what `apart` told. `source` has their columns."""
+    """Return completions from the second value of `apart`; `source` refers to their columns."""
     found = []
     for one, runs in listed:
         if isinstance(one.tokens, Distant) and isinstance(one.logprobs, Distant):
@@ -164,8 +166,8 @@ def arrived(listed: Told, source: Source) -> list[Completion]:
 
 
 def laid(columns: Sequence[Sequence[Any]], kind: Any) -> tuple[Any, tuple[Source, ...]]:
-    """Lay columns end to end, as an array. Where a token is distant, its place stands, which is negative; any other
-    distant number is NaN. Return the sources that places count, too."""
+    """Lay columns end to end, as an array. A distant token is a negative index, its place; other distant numbers are
+    NaN. Return also the sources that the places refer to."""
     sources: dict[int, tuple[int, Any]] = {}
     parts = []
     for column in columns:
@@ -180,7 +182,7 @@ def laid(columns: Sequence[Sequence[Any]], kind: Any) -> tuple[Any, tuple[Source
 
 
 def landed(arrays: Mapping[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
-    """Return the fetched columns of a batch, whole."""
+    """Return the FETCHED columns of a batch after fetching their distant numbers. Raises WorkerLost."""
     tokens = arrays["tokens"]
     where = np.flatnonzero(tokens < 0)
     number, offset = np.divmod(-1 - tokens[where], STRIDE)
