@@ -28,10 +28,10 @@ ROOMS = {
     "__main__": (10, "`python -m plaudit`"),
     "__init__": (80, "the names that `import plaudit` gives"),
     "types": (
-        475,
-        "rows, prompts and answers, as every room speaks of them; distant numbers (235), checks (40)",
+        545,
+        "rows, prompts and answers, as every room speaks of them; distant numbers (235), checks (40), episodes (90)",
     ),
-    "batch": (230, "rows as tensors; the line between plain values and arithmetic"),
+    "batch": (240, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
         1255,
@@ -50,14 +50,14 @@ ROOMS = {
         1980,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
-    "algorithms": (1195, "a file for each method and two for what they share"),
+    "algorithms": (1265, "a file for each method and two for what they share; rows of episodes (65)"),
     "data": (
-        4635,
-        "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (275), gym",
+        4665,
+        "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
     ),
     "rewards": (
-        3000,
-        "rules, functions, tried (30), columns, judges, HTTP, sandbox, protocol; mathematics (300); batches (185); gym",
+        3050,
+        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190); episodes (35); gym",
     ),
     "models": (
         3725,
@@ -69,16 +69,20 @@ ROOMS = {
     ),
     "tasks": (540, "the demo's language, rows and gold reward; sums told in words (65)"),
     "rollout": (
-        3420,
+        3440,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (2320, "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120)"),
     "loop": (
-        2760,
-        "a loop for every method; half is recovery; groups, copies (185), late writes, lost, masked (90), stops (50)",
+        2820,
+        "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",
     ),
-    "evaluate": (1760, "figures of models that are no figures of a run"),
-    "settings": (1040, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
+    "evaluate": (1820, "figures of models that are no figures of a run"),
+    "environments": (
+        740,
+        "episodes of several turns: an environment of the user's, sampled turns, what stands between",
+    ),
+    "settings": (1060, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2575,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
@@ -91,13 +95,13 @@ ROOMS = {
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "runs": (1885, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
+    "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         255,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3085,
+        3090,
         "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
     "commands": (

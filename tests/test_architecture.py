@@ -43,6 +43,7 @@ LAYERS = (
     {"algorithms", "data", "rewards", "models"},
     {"weights", "tasks"},
     {"rollout", "learn"},
+    {"environments"},
     {"loop", "evaluate"},
     {"settings"},
     {"executors", "importers", "interchange"},
@@ -340,7 +341,7 @@ def test_the_house_stays_low() -> None:
     """What DESIGN asks of the import graph: a newcomer can hold it in mind."""
     graph = arrows(REPOSITORY)
     assert floors(graph) <= 12
-    assert core_arrows(graph) <= 142
+    assert core_arrows(graph) <= 151  # 9 of them are those of environments
     assert len([path for path in sources(ROOT) if "/" not in path]) <= 6
 
 

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from plaudit.algorithms import ALGORITHMS, Algorithm, Objective, PolicyGradient, register_algorithm
     from plaudit.data.formats import register_dialect
+    from plaudit.environments.base import Turn
     from plaudit.models.families import register_family
     from plaudit.rewards.rules import register_reward
     from plaudit.runs.pipeline import load_pipeline, run_pipeline
@@ -33,6 +34,7 @@ _PLACES = {
     "register_algorithm": "algorithms",
     "run": "runs.start",
     "register_dialect": "data.formats",
+    "Turn": "environments.base",
     "register_family": "models.families",
     "load_pipeline": "runs.pipeline",
     "run_pipeline": "runs.pipeline",
@@ -51,6 +53,7 @@ __all__ = [
     "Run",
     "Settings",
     "SettingsError",
+    "Turn",
     "load_pipeline",
     "load_settings",
     "register_algorithm",

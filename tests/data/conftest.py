@@ -3,26 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from chat_shapes import train_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-
-
-def train_tokenizer(**special):
-    """Byte-level BPE whose only merge is `ab`: one token for it, one for every other ASCII character."""
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    specials = list(dict.fromkeys(special.values()))
-    trainer = trainers.BpeTrainer(
-        vocab_size=256 + len(specials) + 1,
-        special_tokens=specials,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    model.train_from_iterator(["ab ab ab ab"], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=model, **special)
 
 
 @pytest.fixture(scope="session")

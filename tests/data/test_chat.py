@@ -9,9 +9,11 @@ from chat_shapes import (
     IM,
     MARKED,
     SHAPES,
+    SPECIAL,
     Shape,
     calling,
     chatml,
+    reading,
     roles,
 )
 from reading import demonstration, demonstration_rows, preference, preference_rows, prompts
@@ -27,11 +29,6 @@ from plaudit.data.settings import DataSettings
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK, AGAIN = {"role": "user", "content": "Two and two?"}, {"role": "user", "content": "And three?"}
 FOUR = {"role": "assistant", "content": "Four."}
-DAY = {"strftime_now": "2024-07-26"}
-SPECIAL = (
-    *("<eos>", "<bos>", "<|im_end|>", "<|im_start|>", "<|eot|>", "<|h|>", "<|/h|>", "<|end|>", "<|return|>"),
-    *("<|call|>", "<|channel|>", "<|message|>", "<|E|>", "<|user|>", "<end_of_turn>", "<|END_RESPONSE|>"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +57,6 @@ def metaspace():
         unk_token="<unk>",
         additional_special_tokens=list(SPECIAL[2:]),
     )
-
-
-def reading(shape, tokenizer, **given):
-    """The settings for a shape, and its model's end tokens."""
-    if "strftime_now" in shape.template:
-        given.setdefault("chat_template_kwargs", DAY)
-    given = {"thoughts": shape.thoughts, **given}
-    return DataSettings(chat_template=shape.template, **given), tokenizer.convert_tokens_to_ids(list(shape.ends))
 
 
 def rendered(shape, tokenizer, messages, **asked):

@@ -59,10 +59,17 @@ class Form:
 
 
 class Chats:
-    """Renders chats for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own."""
+    """Renders chats for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own; every prompt shows
+    `tools`, beside its row's own."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings, ends: Collection[int] = ()):
-        self.tokenizer, self.thoughts = tokenizer, settings.thoughts
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: DataSettings,
+        ends: Collection[int] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ):
+        self.tokenizer, self.thoughts, self.tools = tokenizer, settings.thoughts, tools
         self.template = chosen_template(settings, tokenizer)
         ids = {*ends, tokenizer.eos_token_id} - {None}
         self.ends = [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(ids))]
@@ -75,7 +82,8 @@ class Chats:
         """Render the text that asks for the next assistant turn.
 
         Raises DataError for a chat that the template refuses, and for a turn or tool that it does not show."""
-        text = self._rendered(messages, arguments, ask=True, where=where)
+        arguments = self.shown(arguments)
+        text = self.rendered(messages, arguments, ask=True, where=where)
         if missing := self._not_shown(messages, arguments):
             raise DataError(
                 f"the chat template does not show {missing}. Leave it out, write it into another turn, or set "
@@ -96,6 +104,7 @@ class Chats:
         """Return what the template writes after `prompt` for an answer, through the model's end token if it writes one.
 
         Raises DataError if the rendered text lacks some of the answer's text or calls."""
+        arguments = self.shown(arguments)
         text = self._answered(prompt, messages, answer, arguments, where)
         if calls := answer.get("tool_calls"):
             probes = Probes(text)
@@ -107,13 +116,17 @@ class Chats:
                 raise DataError(f"the chat template does not show {missing}, before the token that ends it.", where)
         return text
 
+    def shown(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row's arguments of the template, with the tools that every prompt shows."""
+        return {**arguments, "tools": [*arguments.get("tools", ()), *self.tools]} if self.tools else arguments
+
     def _answered(
         self, prompt: str, messages: Sequence[Message], answer: Message, arguments: Mapping[str, Any], where: str
     ) -> str:
         """Return the completion. Raises DataError if it lacks some of the answer's text; calls are not checked."""
-        whole = self._rendered([*messages, answer], arguments, ask=False, where=where)
+        whole = self.rendered([*messages, answer], arguments, ask=False, where=where)
         marks, pieces = unused(whole), pieces_of(answer)
-        shown = self._rendered([*messages, marked(answer, pieces, marks)], arguments, ask=False, where=where)
+        shown = self.rendered([*messages, marked(answer, pieces, marks)], arguments, ask=False, where=where)
         if marks.sub("", shown) != whole:
             raise DataError("the chat template writes the answer in another way if its text is marked.", where)
         found = places(shown, marks)
@@ -185,7 +198,7 @@ class Chats:
 
     def _ended(self, text: str, start: int) -> str:
         """Return the text through its first end token from `start` on; if it has none, end it with `Form.end`."""
-        if cut := self._through_end(text, start):
+        if cut := self.through_end(text, start):
             return cut
         form = self.form
         return text if form is None else text.removesuffix(form.other_end) + form.end
@@ -213,32 +226,32 @@ class Chats:
         further: Message = {"role": "user", "content": AGAIN}
         clock = f"{{% macro {TODAY}(format) %}}{DATE}{{% endmacro %}}\n" if TODAY in str(self.template) else ""
         try:
-            prompt = self._rendered(asked, {}, ask=True, before=clock)
-            plain = self._rendered(asked, {}, ask=False, before=clock)
-            whole = self._rendered([*asked, answer], {}, ask=False, before=clock)
+            prompt = self.rendered(asked, {}, ask=True, before=clock)
+            plain = self.rendered(asked, {}, ask=False, before=clock)
+            whole = self.rendered([*asked, answer], {}, ask=False, before=clock)
         except DataError:
             return None
         if ANSWER not in whole:
             return None
         try:
-            longer = self._rendered([*asked, answer, further], {}, ask=True, before=clock)
+            longer = self.rendered([*asked, answer, further], {}, ask=True, before=clock)
         except DataError:
             longer = ""
         tail = whole.rpartition(ANSWER)[2]
         after = longer.partition(ANSWER)[2].partition(AGAIN)[0]
-        end = next((cut for text in (tail, after) if (cut := self._through_end(text))), "")
+        end = next((cut for text in (tail, after) if (cut := self.through_end(text))), "")
         between = whole.rpartition(ANSWER)[0].removeprefix(prompt) if whole.startswith(prompt) else ""
         return Form(
             asks=prompt.removeprefix(plain) if prompt.startswith(plain) else prompt.rpartition(QUESTION)[2],
             between=between,
             end=end,
-            other_end="" if self._through_end(tail) else tail,
+            other_end="" if self.through_end(tail) else tail,
             open_thought=opened(prompt),
             nests=longer.startswith(f"{prompt}{between}{ANSWER}{end or self.tokenizer.eos_token}"),
             prints_date=DATE in whole,
         )
 
-    def _through_end(self, text: str, start: int = 0) -> str:
+    def through_end(self, text: str, start: int = 0) -> str:
         """Return the text through the first end token from `start` on; "" if there is none."""
         found = [place + len(end) for end in self.ends if (place := text.find(end, start)) >= 0]
         return text[: min(found)] if found else ""
@@ -262,7 +275,7 @@ class Chats:
         ]
         tools = {"tools": [probes.tool(tool) for tool in arguments["tools"]]} if "tools" in arguments else {}
         try:
-            text = self._rendered(probed, {**arguments, **tools}, ask=True)
+            text = self.rendered(probed, {**arguments, **tools}, ask=True)
         except DataError:  # the template refuses the probes
             return ""
         turns = (i for i, turn in enumerate(shape) if turn["content"] not in text)
@@ -270,7 +283,7 @@ class Chats:
             (f"turn {i + 1} ({shape[i]['role']}) of the {len(shape)}" for i in turns), ""
         )
 
-    def _rendered(
+    def rendered(
         self,
         messages: Sequence[Message],
         arguments: Mapping[str, Any],

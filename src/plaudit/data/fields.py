@@ -36,7 +36,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys under which data sets have a turn's thoughts. The first is the one used here."""
 TURN = ("role", "content", "from", "value", "function_call", *KEPT, *THOUGHTS, *MARKS, DETAIL)
 CALL = ("id", "type", "function")
-TOOL = ("name", "description", "parameters", "input_schema", "type")
+TOOL = ("name", "description", "parameters", "input_schema", "type", "return")
 """Keys of turns, calls and tools that are read."""
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
 """Columns of a chat's row that are passed to the chat template."""

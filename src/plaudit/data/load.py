@@ -103,14 +103,21 @@ class Loader(Generic[ItemT]):
         seed: int,
         ends: Collection[int] = (),
         refers: Refers = bool,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Dataset[ItemT]:
-        """Read the sources that the settings name. `ends` are the model's end tokens beside the tokenizer's own. For
-        prompts, `refers` checks each row's reference answer; if it raises ValueError, the row is a bad row."""
-        reader = self.reader(settings, tokenizer, ends)
+        """Read the sources that the settings name. `ends`, `tools`: as for `Chats`. For prompts, `refers` checks
+        each row's reference answer; if it raises ValueError, the row is a bad row."""
+        reader = self.reader(settings, tokenizer, ends, tools)
         reader.refers = refers
         return (_streamed if settings.stream else _stored)(reader, seed, self)
 
-    def reader(self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> Reader:
+    def reader(
+        self,
+        settings: DataSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Collection[int] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reader:
         """Return the reader for these settings. Raises ValueError if this kind of data cannot be read with them."""
         check(settings, unfed, prefix="data.")
         if self.kind != QUESTION and settings.max_prompt_tokens >= settings.max_tokens:
@@ -121,7 +128,7 @@ class Loader(Generic[ItemT]):
         check_columns(settings.columns)
         if settings.dialect != "auto":
             named(settings.dialect)
-        return Reader(tokenizer, settings, ends)
+        return Reader(tokenizer, settings, ends, tools)
 
 
 def _of_rows(kind: str, record: Callable[[Sample], Sample], rows_of: RowsOf) -> Loader[tuple[Row, ...]]:
@@ -283,12 +290,13 @@ def previewed(
     *,
     rows: int,
     refers: Refers = bool,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Preview]:
-    """Yield a preview of each source: its first good rows. Bad rows are counted; a source that cannot be read has a
-    `problem`. `refers` as for a `Loader`. Raises ValueError for settings that this kind of data cannot be read with."""
+    """Yield a preview of each source: its first good rows. A source that cannot be read has a `problem`. `refers` and
+    `tools`: as for a `Loader`. Raises ValueError for settings that do not fit the kind of data."""
     loader = LOADERS[kind]
     some = replace(settings, train=settings.fed or settings.apart, limit=min(rows, settings.limit or rows))
-    reader = loader.reader(replace(some, validation=None), tokenizer, ends)
+    reader = loader.reader(replace(some, validation=None), tokenizer, ends, tools)
     reader.refers = refers
     for role, paths in (("train", settings.fed), ("validation", settings.apart)):
         for source in paths:
@@ -299,9 +307,8 @@ def previewed(
                 items = [item for some in _items(reader, loader, tally, 0) for item in some]
                 problem = "" if items else _nothing_left(kind, tally)
             except (ValueError, OSError, ImportError) as error:
-                problem = (
-                    f"none of {tally.read} rows can be read, the last: {tally.bad[-1]}" if tally.bad else str(error)
-                )
+                none = f"none of {tally.read} rows can be read, the last: "
+                problem = f"{none}{tally.bad[-1]}" if tally.bad else str(error)
             yield Preview(
                 report=tally.freeze(),
                 items=items,

@@ -11,11 +11,11 @@ tokens that the policy is asked with, and the answer is tokenised apart, if that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plaudit.data.chat import Chats, shorter
 from plaudit.data.fields import SYSTEM_ROLES, DataError, Message, shared_count
@@ -86,14 +86,20 @@ Refers = Callable[[str | None], object]
 
 
 class Reader:
-    """Writes and tokenises records for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own."""
+    """Writes and tokenises records for one tokenizer. `ends` and `tools`: as for `Chats`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings, ends: Collection[int] = ()):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: DataSettings,
+        ends: Collection[int] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ):
         self.tokenizer = tokenizer
         self.refers: Refers = bool
         self.ends = frozenset((*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])))
         self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
-        self.chats = Chats(tokenizer, settings, ends)
+        self.chats = Chats(tokenizer, settings, ends, tools)
         self.settings = replace(settings, as_chat=_asks_with_chats(settings, self.chats))
         is_set = settings.as_chat is not None or settings.prompt_template is not None or settings.system is not None
         self._plain = PLAIN[bool(self.settings.as_chat)] if self.chats.template and not is_set else ""

@@ -194,6 +194,7 @@ def prompts(records: Sequence[Sample], reader: Reader, tally: Tally) -> list[Pro
         except ValueError as error:
             tally.skip(DataError(str(error), record.where))
             continue
+        shown = {"tools": record.arguments["tools"]} if "tools" in record.arguments else {}
         fitting.append(
             Prompt(
                 id=record.where,
@@ -202,7 +203,7 @@ def prompts(records: Sequence[Sample], reader: Reader, tally: Tally) -> list[Pro
                 answer=record.answer,
                 messages=asked.messages,
                 source=tally.source,
-                extra=record.extra,
+                extra={**shown, **record.extra},
             )
         )
         _count_prompt(tally, asked, fitted)

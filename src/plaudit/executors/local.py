@@ -70,7 +70,7 @@ class LocalExecutor:
                 tokenizer,
                 slots=rollout.slots,
                 copy=rollout.max_lag > 0,
-                vllm=rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens, sleeps=settings.runtime.shares),
+                vllm=rollout.for_vllm(longest_prompt=settings.asked_tokens, sleeps=settings.runtime.shares),
                 say=lambda text: say(f"this process {text}"),
             )
 

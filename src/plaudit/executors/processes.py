@@ -197,7 +197,7 @@ def _receiver(settings: Settings) -> Receiver:
 def _engine(settings: Settings) -> tuple[Engine, Content]:
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     rollout = settings.rollout
-    longest, devices = settings.data.max_prompt_tokens, settings.runtime.rollout_width
+    longest, devices = settings.asked_tokens, settings.runtime.rollout_width
     vllm = rollout.for_vllm(longest_prompt=longest, sleeps=settings.runtime.shares, devices=devices)
     device = device_of(settings.device) if vllm is None else "cpu"  # vLLM has its own copy of the model
     model, content = initial_model(settings, tokenizer, device), Content()

@@ -19,9 +19,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.chat import Chats
 from plaudit.data.load import Preview, previewed
 from plaudit.data.read import fetched, scan_rows
 from plaudit.data.settings import DataSettings, absent
+from plaudit.environments.base import World
+from plaudit.environments.episodes import forms_of
 from plaudit.models.config import DecoderConfig
 from plaudit.models.described import end_ids, folder_config
 from plaudit.models.families import read_config
@@ -232,8 +235,14 @@ def _data(found: Preflight, s: Settings) -> None:
         whole = DataSettings(train=here["train"], validation=here["validation"])
         sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
         looked = replace(whole, **{key: getattr(s.data, key) for key in sound})
-        refers = check_reference(s.rewards)
-        found.previews = list(previewed(looked, s.objective.data, tokenizer, ends, rows=ROWS, refers=refers))
+        refers, tools = check_reference(s.rewards), list[Any]()
+        if s.environment.on:
+            with found.asking("environment"):
+                world = World(s.environment)
+                tools = world.schemas
+                forms_of(Chats(tokenizer, looked, ends, tools), world)
+        kind = s.objective.data
+        found.previews = list(previewed(looked, kind, tokenizer, ends, rows=ROWS, refers=refers, tools=tools))
         for preview in found.previews:
             _rows(found, s, preview)
         found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")

@@ -308,9 +308,7 @@ class Costs:
         s, config = self.settings, self.policy
         prompt = max(self.profile.prompts, default=s.data.max_prompt_tokens)
         rows = min(s.rollout.slots, self.work.answers / max(1, at.workers))
-        return (
-            rows * (prompt + s.rollout.max_tokens) * config.layers * 2 * self.width * config.kv_heads * config.head_dim
-        )
+        return rows * (prompt + s.answer_tokens) * config.layers * 2 * self.width * config.kv_heads * config.head_dim
 
 
 def _ring(ranks: int) -> float:

@@ -40,7 +40,7 @@ class MadeUp:
                 count = max(1, int(part * micro / max(1.0, amounts([shape_of(ordered[middle])]).tokens)))
                 yield ordered[max(0, min(middle, len(ordered) - count)) :][:count]
             return
-        (middle, long), most, plan = self.prompts(), self.settings.rollout.max_tokens, len(self.draws())
+        (middle, long), most, plan = self.prompts(), self.settings.answer_tokens, len(self.draws())
         few, many = max(1, most // 4), max(1, self.settings.rollout.prompts_per_step)
         for prompt, answer, part in (
             *((middle, few, 0.0), (middle, most, 0.05), (middle, most, 0.3), (long, few, 0.3)),

@@ -36,7 +36,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     parts["judge"] = width * weights * len(judges)
     parts["activations"] = s.learn.micro_tokens * by_token(config, s)
     if s.samples:
-        length = s.data.max_prompt_tokens + s.rollout.max_tokens
+        length = s.data.max_prompt_tokens + s.answer_tokens
         groups = config.kv_heads * config.head_dim
         parts["cache"] = s.rollout.slots * length * config.layers * 2 * width * groups
     return {part: float(size) for part, size in parts.items() if size}

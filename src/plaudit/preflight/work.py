@@ -121,7 +121,7 @@ def work_of(s: Settings, prompts: Sequence[int], answers: Sequence[int], rows: S
         drawn = tuple(chance.choice(rows) for _ in range(min(MOST, s.train.batch_size)))
         return Work(sampled=(), learned=drawn, scale=len(drawn) / s.train.batch_size, **common)
     count, trained = min(MOST, s.rollout.prompts_per_step), trained_rows(s)
-    most = s.rollout.max_tokens
+    most = s.answer_tokens
     plan = len(objective.plan(s.rollout.draw()))
     lengths = [min(most, length) for length in answers] or [most]
     sampled = tuple((chance.choice(prompts), tuple(chance.choices(lengths, k=plan))) for _ in range(count))

@@ -13,6 +13,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.settings import refuse_options
@@ -74,9 +75,9 @@ class Batched:
 
         texts: list[Any] = [one.text for one in completions]
         asked: Any = prompt.text
-        if prompt.messages:  # a chat, whose answers are chats of one turn
+        if prompt.messages:  # a chat, whose answers are chats of one turn, or of an episode's turns
             asked = [dict(turn) for turn in prompt.messages]
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
+            texts = [turns_of(one) for one in completions]
         arguments: dict[str, Any] = dict.fromkeys(self.columns)
         arguments |= {**columns_of(prompt), "prompts": asked}
         arguments = {name: [value] * count for name, value in arguments.items()}
@@ -96,6 +97,13 @@ class Batched:
         if len(values) != len(logged):
             raise ValueError(f"function returned {len(values)} numbers for {len(logged)} completions")
         return [{"reward": value, **own} if own else value for value, own in zip(values, logged, strict=True)]
+
+
+def turns_of(completion: Completion) -> list[Mapping[str, Any]]:
+    """Return the messages of an episode, from the policy's first on, or an answer as a message."""
+    messages = () if completion.episode is None else completion.episode.messages
+    said = list(dropwhile(lambda one: one["role"] != "assistant", messages))
+    return said or [{"role": "assistant", "content": completion.text}]
 
 
 def batched(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Batched | None:

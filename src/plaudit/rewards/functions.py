@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from plaudit.rewards.base import Turns
-from plaudit.rewards.batched import ANSWERS, BATCH, batched, lacking
+from plaudit.rewards.batched import ANSWERS, BATCH, batched, lacking, turns_of
 from plaudit.rewards.deadlines import Late, interrupted_after
 from plaudit.rewards.settings import refuse_options
 from plaudit.support.plugins import name_of
@@ -46,12 +46,14 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "text": lambda prompt, completion: completion.text,
     "answer": lambda prompt, completion: prompt.answer,
     "messages": lambda prompt, completion: prompt.messages,
+    "turns": lambda prompt, completion: turns_of(completion),
     "extra": lambda prompt, completion: prompt.extra,
     "tokens": lambda prompt, completion: tuple(completion.tokens),
-    "token_count": lambda prompt, completion: len(completion.tokens),
-    "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
+    "token_count": lambda prompt, completion: completion.length,
+    "finished": lambda prompt, completion: completion.finished,
 }
-"""{parameter name: its value for an answer}. `tokens` are the completion's, with its end token."""
+"""{parameter name: its value for an answer}. `tokens` are the completion's, with its end token; `turns` are the
+messages of an episode, or the answer as one."""
 OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
 FOREIGN: Mapping[str, str] = {

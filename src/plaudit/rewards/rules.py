@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
 
+from plaudit.rewards.earned import EarnedReward
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.mathematics import MathReward, reference_of
 from plaudit.rewards.sandbox import CodeReward
@@ -160,8 +161,10 @@ def register_reward(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward | MathReward:
-    """Return the reward of settings whose kind is "function", "code", "math" or a rule's name."""
+def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward | MathReward | EarnedReward:
+    """Return the reward of settings whose kind is "function", "code", "math", "environment" or a rule's name."""
+    if settings.kind == "environment":
+        return EarnedReward(settings.name)
     if settings.kind in ("code", "math"):
         return (CodeReward if settings.kind == "code" else MathReward)(settings.name, settings.options)
     if settings.kind == "function":

@@ -19,6 +19,7 @@ KINDS = {
     "function": ("function", "options", "deadline", "thread", "workers", "resources"),
     "code": ("options", "workers", "resources"),
     "math": ("options", "workers", "resources"),
+    "environment": (),
     "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
 }
 """Kinds of reward that are not rules, and the settings that each reads beside name and weight."""
@@ -32,8 +33,8 @@ class RewardSettings(Section):
 
     kind: str = "judge"
     """"judge" (a reward model), "function" (your Python function), "http" (servers of the protocol in docs/rewards.md),
-    "code" (unit tests of code, in a sandbox), "math" (equal to the reference, by math-verify) or the name of a rule,
-    such as "gsm8k"."""
+    "code" (unit tests of code, in a sandbox), "math" (equal to the reference, by math-verify), "environment" (what the
+    environment says of an episode) or the name of a rule, such as "gsm8k"."""
     name: str = ""
     """Name of the reward in metrics and samples. Empty: the rule's or function's own name, "judge" or "http"."""
     weight: float = 1.0

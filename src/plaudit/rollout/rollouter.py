@@ -6,15 +6,18 @@ Prompt -> engine.generate (the whole plan at once) -> Completion, ... -> reward.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from plaudit.rewards.base import Reward
+from plaudit.rewards.earned import unless_failed
 from plaudit.rewards.settings import ShapingSettings
 from plaudit.rewards.shaping import shaped
 from plaudit.rollout.engine import Sampler
-from plaudit.types import Group, Prompt, Sampling
+from plaudit.types import Completion, Group, Prompt, Sampling
+
+Play = Callable[[Prompt, Sequence[Sampling]], Awaitable[list[Completion]]]
 
 
 class Groups(Protocol):
@@ -26,19 +29,28 @@ class Groups(Protocol):
 
 
 class Rollouter:
-    """Samples and scores one response per Sampling of `plan`. It keeps no state: a lost rollout can be run again."""
+    """Samples and scores one response per Sampling of `plan`. It keeps no state: a lost rollout can be run again.
+    `play`, if given, plays an episode for each Sampling in place of one answer of the engine."""
 
     def __init__(
-        self, engine: Sampler, reward: Reward, shaping: ShapingSettings, plan: Sequence[Sampling], *, seed: int
+        self,
+        engine: Sampler,
+        reward: Reward,
+        shaping: ShapingSettings,
+        plan: Sequence[Sampling],
+        *,
+        seed: int,
+        play: Play | None = None,
     ):
-        self.engine, self.reward, self.shaping = engine, reward, shaping
+        self.engine, self.reward, self.shaping, self.play = engine, reward, shaping, play
         self.plan, self.seed = tuple(plan), seed
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
         """Return the scored group. Its samples depend only on (seed, index), the prompt and the weights."""
         plan = [replace(s, seed=completion_seed(self.seed, index, k)) for k, s in enumerate(self.plan)]
-        completions = await self.engine.generate(prompt.tokens, plan)
-        scores = await self.reward.score(prompt, completions)
+        answers = self.engine.generate(prompt.tokens, plan) if self.play is None else self.play(prompt, plan)
+        completions = await answers
+        scores = unless_failed(completions, await self.reward.score(prompt, completions))
         responses = [
             shaped(completion, score, self.shaping, greedy=sampling.greedy)
             for completion, score, sampling in zip(completions, scores, plan, strict=True)
@@ -55,7 +67,8 @@ class Rollouter:
         }
         if not asked:
             return group
-        scores = await self.reward.score(group.prompt, list(asked.values()))
+        failed = list(asked.values())
+        scores = unless_failed(failed, await self.reward.score(group.prompt, failed))
         responses = list(group.responses)
         for number, score in zip(asked, scores, strict=True):
             answer = responses[number]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from plaudit.algorithms.base import Algorithm, Objective
+from plaudit.environments.episodes import Player
 from plaudit.executors.base import Executor, Plan
 from plaudit.executors.opening import Executors
 from plaudit.loop.best import Best
@@ -87,8 +88,11 @@ class Job:
     def rollouts(self, executor: Executor, method: Algorithm, stop: list[int]) -> Rollouts:
         """Return rollouts on the executor's sampler, scored by the run's reward."""
         s, doing = self.settings, self.events.doing
-        parts = executor.sampler(doing), self.reward(executor, doing), s.shaping, method.plan(s.rollout.draw())
-        return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say)
+        engine = executor.sampler(doing)
+        parts = engine, self.reward(executor, doing), s.shaping, method.plan(s.rollout.draw())
+        world = self.intake.world
+        play = None if world is None else Player(engine, self.intake.chats, world).play
+        return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say, play=play)
 
     def source(self, executor: Executor, stop: list[int]) -> tuple[BatchSource, Rollouts | None]:
         """Return the source of batches for the loop, and its rollouts if the run samples (else None)."""

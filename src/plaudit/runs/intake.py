@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from plaudit.algorithms.base import Objective
-from plaudit.data.load import LOADERS
+from plaudit.data.chat import Chats
+from plaudit.data.load import LOADERS, Dataset
 from plaudit.data.report import SourceReport
+from plaudit.data.stream import Stream
+from plaudit.environments.base import World
+from plaudit.environments.episodes import row_of
 from plaudit.models.described import check_scores, end_ids, positions
 from plaudit.models.folders import local_folder, rounding
 from plaudit.models.settings import Longest
@@ -40,8 +44,13 @@ class Intake:
             for line in rounding(local_folder(path)) if is_here(path) else ():
                 say(f"model.path={path}: {line}")
         refers = check_reference(settings.rewards)
-        self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers)
+        self.world = World(settings.environment) if settings.environment.on else None
+        tools = [] if self.world is None else self.world.schemas
+        self.chats = Chats(self.tokenizer, settings.data, ends, tools)
+        self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers, tools)
         say(self.data.report.table())
+        if self.world is not None:
+            refuse(unplayable(self.world, self.data), plain=True)
         refuse(dated(self.data.report.sources), plain=True)
         if (limit := settings.evaluate.limit) < len(self.data.validation):
             say(f"  validation measures the first {limit:,} (evaluate.limit)")
@@ -87,10 +96,22 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
     ]
 
 
+def unplayable(world: World, data: Dataset[Any]) -> list[str]:
+    """Return an error if the prompts are no chats, or if the first of them lacks what `reset` asks for; else []."""
+    if not all(source.chat for source in data.report.sources):
+        return ["environment: episodes are chats, and the prompts are plain texts: set data.as_chat=true"]
+    items = data.validation if isinstance(data.items, Stream) else data.items
+    columns = row_of(items[0], 0) if len(items) else dict.fromkeys(world.needed)
+    lacking = [name for name in world.needed if name not in columns]
+    there = f"the rows have {', '.join(sorted(columns))}"
+    return [f"environment: reset asks for {name!r}, and {there}: give it a default" for name in lacking]
+
+
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
     """Return the longest sequence that models must have positions for; `row`: tokens of the longest row or prompt."""
     if objective.online:
-        return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
+        section = "environment" if settings.environment.on else "rollout"
+        return Longest(row + settings.answer_tokens, f"the longest prompt and {section}.max_tokens")
     return Longest(row, "the longest row")
 
 

@@ -99,6 +99,15 @@ def _about_method(s: Settings) -> Iterator[str]:
             )
         if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
             yield "rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it"
+        if any(one.kind == "environment" for one in s.rewards) and not s.environment.function:
+            yield "rewards: kind environment is what a class gives, and there is none: set environment.function"
+        if s.environment.on:
+            if s.data.as_chat is False:
+                yield "data.as_chat=false: the episodes of an environment are chats. Set data.as_chat=true"
+            if reads := {one.kind for one in s.rewards} & {"judge", "http"}:
+                yield f"rewards: kind {min(reads)} reads no episodes: set kind environment, function or a rule"
+    elif s.environment.on:
+        yield f"environment: {s.method} learns from data and plays no episodes: remove it"
     elif s.rewards:
         yield f"{s.method} learns from data and reads no rewards: remove `rewards`"
     if s.shaping.unfinished == "bootstrap" and objective.online and Role.CRITIC not in objective.asks:

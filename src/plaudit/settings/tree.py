@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plaudit.data.settings import DataSettings
+from plaudit.environments.settings import EnvironmentSettings
 from plaudit.learn.settings import CriticSettings, LearnSettings, OptimizerSettings, ReferenceSettings
 from plaudit.loop.settings import EvaluateSettings, SaveSettings, TrainSettings
 from plaudit.models.settings import LoraSettings, ModelSettings
@@ -61,6 +62,7 @@ class Settings:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     rewards: list[RewardSettings] = field(default_factory=list)
     """Judges, servers, functions and rules; their weighted sum is the score of an answer."""
     shaping: ShapingSettings = field(default_factory=ShapingSettings)
@@ -83,6 +85,16 @@ class Settings:
         """The adapters that a trained role gets."""
         lora = self.model.lora
         return dataclasses.replace(lora, rank=self.critic.lora_rank) if role == "critic" else lora
+
+    @property
+    def answer_tokens(self) -> int:
+        """Most tokens of an answer, or of an episode after its prompt."""
+        return self.environment.max_tokens if self.environment.on else self.rollout.max_tokens
+
+    @property
+    def asked_tokens(self) -> int:
+        """Most tokens that an engine is asked with: a prompt's, and those of an episode before its last answer."""
+        return self.data.max_prompt_tokens + max(0, self.answer_tokens - self.rollout.max_tokens)
 
     @property
     def samples(self) -> bool:

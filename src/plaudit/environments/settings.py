@@ -1,0 +1,35 @@
+"""Settings of an environment, in which the policy answers several turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from plaudit.support.fields import Section, setting
+
+
+@dataclass
+class EnvironmentSettings(Section):
+    """The environment of a run's episodes. Without `function` and `tools` there is none: an answer is one turn."""
+
+    function: str = ""
+    """A class, "file.py:Name" or "package.module:Name". Each episode has its own instance; public methods are tools."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments that each instance is made with."""
+    tools: list[str] = field(default_factory=list)
+    """Functions that the policy may call in every episode, "file.py:name", beside the methods of the class."""
+    max_turns: int = setting(8, least=1)
+    """Most answers of the policy in an episode. One that reaches it is unfinished."""
+    max_tokens: int = setting(2048, least=1, unit="tokens")
+    """Most tokens of an episode after its prompt, with those of the environment. A turn has rollout.max_tokens."""
+    timeout: float = setting(60.0, above=0, unit="seconds")
+    """Most time of one call of the environment. A call that takes longer fails its episode."""
+
+    @property
+    def on(self) -> bool:
+        return bool(self.function or self.tools)
+
+    def contradictions(self) -> Iterator[str]:
+        if self.options and not self.function:
+            yield "options are for an environment's class, and there is none: set function"

@@ -1,0 +1,120 @@
+"""Runs whose answers are episodes: they learn, replay to the last bit, survive kills, and do the same on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
+    pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
+
+import worlds
+from kills import same_weights
+
+from plaudit import Run, load_settings, run
+from plaudit.data.settings import DataSettings
+from plaudit.environments.settings import EnvironmentSettings
+from plaudit.evaluate.evaluation import evaluate
+from plaudit.evaluate.settings import EvaluationSettings, SamplingSettings
+from plaudit.rewards.settings import RewardSettings
+from plaudit.support.fields import SettingsError
+
+pytestmark = pytest.mark.slow
+WORLDS = Path(worlds.__file__)
+RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
+Recipe = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def episodes(make_recipe: Recipe, tmp_path: Path) -> Recipe:
+    """episodes(method, name, **sections): a recipe whose turns end at a letter e."""
+
+    def make(method: str, name: str, **more: Any) -> dict[str, Any]:
+        recipe = make_recipe(
+            method,
+            tmp_path / name,
+            data={"chat_template": "default", "as_chat": True, "max_prompt_tokens": 60},
+            environment={"function": f"{WORLDS}:Letters", "max_turns": 4, "max_tokens": 150},
+            train={"steps": 3},
+        )
+        recipe["model"]["config"]["n_positions"] = 256
+        recipe["rollout"] |= {"stop": ["e", "a", "t"], "max_tokens": 30} | more.pop("rollout", {})
+        recipe["rewards"] = [{"kind": "environment"}]
+        return recipe | more
+
+    return make
+
+
+def figures(done: Run) -> list[dict[str, Any]]:
+    passing = ("time", "tokens_per_second")
+    return [{name: value for name, value in one.items() if not name.startswith(passing)} for one in done.metrics]
+
+
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+def test_episodes_are_learned_recorded_and_replayed(method: str, episodes: Recipe) -> None:
+    done = run(load_settings(episodes(method, "run", rollout={"record": True})))
+    last = done.metrics[-1]
+    assert 1.5 < last["episode/turns"] <= 3.0
+    assert last["kl/sampler"] < 1e-9, "the sampler's log-probs are the learner's, behind every observation"
+    trained = [one for one in done.samples if one["kind"] == "train"]
+    several = [one for one in trained if len(one["turns"]) > 1]
+    assert several and all(len(one["ids"]) > one["tokens"] for one in several)
+    assert all(one["advantage"] is not None for one in several)
+    replay = {"replay": str(done.folder), "record": False}
+    again = run(load_settings(episodes(method, "again", rollout=replay)))
+    assert figures(again) == figures(done)
+    assert same_weights(again, done)
+
+
+def test_a_run_on_ray_learns_the_same(episodes: Recipe) -> None:
+    local = run(load_settings(episodes("grpo", "local")))
+    there = run(load_settings(episodes("grpo", "ray", runtime=RAY, rollout={"workers": 2})))
+    assert local.samples == there.samples
+    assert same_weights(local, there)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"rewards": [{"kind": "judge", "path": "x"}]}, "kind judge reads no episodes"),
+        ({"environment": {}}, "kind environment is what a class"),
+        ({"data": {"as_chat": False}}, "as_chat=false"),
+        ({"environment": {"function": f"{WORLDS}:Nothing"}}, "neither a method step"),
+        ({"environment": {"function": f"{WORLDS}:Sums", "tools": [f"{WORLDS}:untold"]}}, "schema can be made"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_the_run(more: dict[str, Any], says: str, episodes: Recipe) -> None:
+    recipe = episodes("grpo", "run")
+    for section, own in more.items():
+        recipe[section] = {**recipe[section], **own} if section == "data" else own
+    with pytest.raises((SettingsError, ValueError), match=says):
+        run(load_settings(recipe))
+
+
+def test_a_checkpoint_is_evaluated_by_its_episodes(episodes: Recipe, tmp_path: Path) -> None:
+    """Their rewards are those of a run's validation: the same seeds, prompts and environment."""
+    recipe = episodes("grpo", "run", train={"steps": 2})
+    recipe["data"]["validation"] = recipe["data"]["train"]
+    recipe["evaluate"] = {"limit": 6}
+    done = run(load_settings(recipe))
+    settings = EvaluationSettings(
+        model=str(done.checkpoint("policy")),
+        reference=str(done.checkpoint("policy")),
+        prompts=recipe["data"]["train"],
+        limit=6,
+        data=DataSettings(chat_template="default", as_chat=True, max_prompt_tokens=60),
+        environment=EnvironmentSettings(**recipe["environment"]),
+        rewards=[RewardSettings(kind="environment")],
+        sampling=SamplingSettings(stop=recipe["rollout"]["stop"], max_tokens=recipe["rollout"]["max_tokens"]),
+        seed=1,  # the run's, and 1
+        output=str(tmp_path / "evaluation"),
+    )
+    found = evaluate(settings).figures
+    last = {name.removeprefix("validation/"): value for name, value in done.metrics[-1].items()}
+    assert found["reward/environment"].value == pytest.approx(last["reward/mean"])
+    assert found["turns"].value == pytest.approx(last["episode/turns"])
+    assert found["kl"].value == pytest.approx(0.0, abs=1e-6), "of the policy to itself, over sampled tokens"

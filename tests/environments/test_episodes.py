@@ -1,0 +1,177 @@
+"""Episodes are sampled turns and observations as tokens; only what was sampled is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+
+from plaudit.data.chat import Chats
+from plaudit.data.settings import DataSettings
+from plaudit.environments.base import World
+from plaudit.environments.episodes import Player, turn_seed
+from plaudit.environments.settings import EnvironmentSettings
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model
+from plaudit.models.tokenizer import load_tokenizer
+from plaudit.rollout.native import NativeEngine
+from plaudit.support.plugins import load_object
+from plaudit.types import Completion, Episode, Finish, Prompt, Sampling
+
+Recipe = Callable[..., dict[str, Any]]
+WORLDS = str(Path(worlds.__file__))
+DATA = DataSettings(chat_template="default")
+
+
+class Table:
+    """A tiny model with its engine and tokenizer, around which episodes are played."""
+
+    def __init__(self, tokenizer: str):
+        self.tokenizer = load_tokenizer(tokenizer)
+        self.chats = Chats(self.tokenizer, DATA)
+        size = len(self.tokenizer)
+        keys = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512}
+        model = fresh_model(keys, vocab_size=size, seed=3)
+        assert isinstance(model, Decoder)
+        self.model = model
+        end = self.tokenizer.eos_token_id
+        row = model.embedding.weight[end].detach()
+        with torch.no_grad():
+            model.norm.bias += row * (4 / row.square().sum())  # its logit grows by 4: a turn ends soon
+        self.engine = NativeEngine(model, self.tokenizer, ends=[end])
+        self.asked = ({"role": "user", "content": "The acting"},)
+        text = self.chats.prompt(self.asked, {})
+        tokens = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        self.prompt = Prompt(id="p", text=text, tokens=tokens, messages=self.asked, answer="4")
+
+    def play(self, name: str, count: int = 2, most: int = 6, **settings: Any) -> list[Completion]:
+        own = EnvironmentSettings(function=f"{WORLDS}:{name}", **{"max_tokens": 300, "timeout": 1.0, **settings})
+        plan = [Sampling(seed=seed, max_tokens=most) for seed in range(count)]
+        return asyncio.run(Player(self.engine, self.chats, World(own)).play(self.prompt, plan))
+
+
+@pytest.fixture(scope="module")
+def table(demo: Any) -> Table:
+    return Table(str(demo.tokenizer))
+
+
+def of(answer: Completion) -> Episode:
+    assert answer.episode is not None
+    return answer.episode
+
+
+def plain(table: Table, text: str) -> str:
+    """As the environment hears it: without special tokens."""
+    for token in table.tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return text
+
+
+def turns_of(table: Table, episode: Completion) -> list[tuple[bool, str]]:
+    """The episode's runs of sampled tokens (without their end token) and of others, decoded."""
+    marks = of(episode).sampled
+    runs = groupby(zip(marks, episode.tokens, strict=True), key=lambda pair: bool(pair[0]))
+    found = [(mine, [token for _, token in pairs]) for mine, pairs in runs]
+    return [
+        (mine, table.tokenizer.decode(tokens[:-1] if mine else tokens, skip_special_tokens=False))
+        for mine, tokens in found
+    ]
+
+
+def test_an_episode_is_sampled_turns_and_what_the_template_writes_between_them(table: Table) -> None:
+    for episode in table.play("Echo", count=4, most=40):
+        assert episode.finish is Finish.EOS
+        turns = turns_of(table, episode)
+        assert [mine for mine, _ in turns] == [True, False, True, False, True]
+        chat = list(table.asked)
+        for (_, said), (_, heard) in zip(turns[::2], turns[1::2], strict=False):
+            count = len(plain(table, said))
+            chat += [{"role": "assistant", "content": said}, {"role": "user", "content": f"{count} letters"}]
+            assert table.chats.prompt(chat, {}).endswith(heard)
+            assert heard == f"\n<|user|>\n{count} letters\n<|assistant|>\n"
+        assert of(episode).earned is not None
+        assert of(episode).earned.value == pytest.approx(sum(len(plain(table, said)) for _, said in turns[::2]) / 100)
+        assert episode.text == plain(table, turns[-1][1])
+        assert of(episode).earned.parts == {"turns": 3.0}
+
+
+def test_only_sampled_tokens_have_log_probs_and_they_are_the_policys(table: Table) -> None:
+    (episode,) = table.play("Echo", count=1, most=40)
+    sampled = of(episode).sampled
+    assert episode.length == sum(sampled) < len(episode.tokens)
+    tokens = torch.tensor([*table.prompt.tokens, *episode.tokens])
+    with torch.no_grad():
+        hidden = table.model(tokens, table.model.packed([len(tokens)]))
+        logp = table.model.head(hidden).float().log_softmax(dim=-1)
+    before = len(table.prompt.tokens)
+    for place, (mine, logprob, version) in enumerate(zip(sampled, episode.logprobs, episode.versions, strict=True)):
+        at = before + place
+        if mine:
+            assert version >= 0
+            assert logprob == pytest.approx(float(logp[at - 1, tokens[at]]), abs=1e-5)
+        else:
+            assert (version, logprob) == (-1, 0.0)
+
+
+def test_an_episode_depends_on_its_seed_alone(table: Table) -> None:
+    two, four = table.play("Echo", count=2, most=40), table.play("Echo", count=4, most=40)
+    assert [one.tokens for one in two] == [one.tokens for one in four[:2]]
+    assert four[0].tokens != four[1].tokens
+    assert turn_seed(5, 0) == 5
+    assert len({turn_seed(5, number) for number in range(9)}) == 9
+
+
+def test_a_question_of_the_environment_goes_into_the_last_turn(table: Table) -> None:
+    (episode,) = table.play("Waiting", count=1, most=40)
+    ((start, prefix),) = of(episode).restarts
+    assert start == 0
+    assert of(episode).messages[0] == {"role": "user", "content": "The acting\nBegin with answer."}
+    assert table.tokenizer.decode(prefix).endswith("The acting\nBegin with answer.\n<|assistant|>\n")
+    assert of(episode).earned is not None and of(episode).earned.value is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "finish", "turns"),
+    [({"max_turns": 2}, Finish.TURNS, 2), ({"max_turns": 50, "max_tokens": 60}, Finish.LENGTH, None)],
+)
+def test_an_episode_that_reaches_a_limit_is_unfinished(
+    table: Table, settings: dict[str, Any], finish: Finish, turns: int | None
+) -> None:
+    for episode in table.play("Endless", most=40, **settings):
+        assert episode.finish is finish
+        assert not episode.finished
+        assert len(episode.tokens) <= settings.get("max_tokens", 300)
+        mine = [turn for turn, _ in turns_of(table, episode)]
+        assert mine[-1], "the last tokens are the policy's: an observation that nothing answers is not trained on"
+        assert turns is None or mine.count(True) == turns
+
+
+def test_an_answer_that_is_cut_off_ends_its_episode(table: Table) -> None:
+    never = copy.copy(table)
+    never.engine = NativeEngine(table.model, table.tokenizer, ends=())
+    (episode,) = never.play("Echo", count=1, most=5)
+    assert (episode.finish, len(episode.tokens), sum(of(episode).sampled)) == (Finish.LENGTH, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raises", "step: KeyError: 'board'"),
+        ("returns", "step returned a int"),
+        ("is silent", "neither messages nor done"),
+        ("hangs", "step took more than 0.2 s"),
+    ],
+)
+def test_an_environment_that_fails_fails_its_episode_alone(table: Table, how: str, reason: str) -> None:
+    load_object(f"{WORLDS}:Sometimes").made = 0
+    first, second = table.play("Sometimes", most=40, timeout=0.2, options={"how": how})
+    assert of(first).earned is not None and of(first).earned.failed
+    assert reason in str(of(first).earned.reason)
+    assert of(second).earned is not None and not of(second).earned.failed
