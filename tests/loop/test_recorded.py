@@ -11,7 +11,7 @@ import pytest
 from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.loop.recorded import Compare, RecordedRun, RecordError, RecordGroups, as_json, from_json
 from plaudit.monitor.sinks import JsonLines
-from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
+from plaudit.types import Completion, Episode, Finish, Group, Prompt, Response, Score, Stats
 
 PROMPT = Prompt(id="file:3", text="What?", tokens=(5, 6), answer="42", extra={"level": 2})
 
@@ -25,6 +25,12 @@ def group(index: int, prompt: Prompt = PROMPT) -> Group:
         versions=(3, 3, -1, 4),
         text="a\u2028 “b”\n",
         finish=Finish.EOS,
+        episode=Episode(
+            sampled=(True, True, False, True),
+            restarts=((2, (5, 6)),),
+            messages=({"role": "assistant", "content": "a"}, {"role": "user", "content": "“b”"}),
+            counts={"turns": 2.0},
+        ),
     )
     second = Completion(tokens=(2,), logprobs=(-1 / 3,), versions=(4,), text="", finish=Finish.LENGTH)
     score = Score(value=0.1 + 0.2, parts={"judge": 1e-17, "gold": -2.0})

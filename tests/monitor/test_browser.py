@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "escapes", steps=1, prompts=5, texts=ESCAPES)
     make_run(folder / "a, b 100%", steps=10, seed=2)
     make_plain(folder / "plain")
+    make_episodes(folder / "episodes")
     make_run(folder / "wordless", steps=1, prompts=1, texts=["", " Four."])
     make_run(folder / "graded", steps=2, prompts=2, references=["\u202ebright", "\n".join(map(str, range(99)))])
     return folder
@@ -64,6 +65,22 @@ def make_plain(folder: Path) -> None:
     files = {"metrics": figures, "samples": answers, "health": [one | about for one in alarms]}
     for name, records in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    (folder / "samples.index.jsonl").unlink()
+
+
+def make_episodes(folder: Path) -> None:
+    """Answers of several turns: a call of a tool, its result, and what the policy makes of it."""
+    make_run(folder, steps=1, prompts=1)
+    answers = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    call = {"type": "function", "id": "call00000", "function": {"name": "add", "arguments": {"a": "<b>2</b>"}}}
+    for one in answers:
+        one["messages"] = [
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+            {"role": "tool", "name": "add", "content": "<i>5</i>"},
+            {"role": "assistant", "content": "It is 5."},
+        ]
+        one["turns"] = [1, 2, len(one["ids"]) - 3]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
     (folder / "samples.index.jsonl").unlink()
 
 
@@ -408,6 +425,22 @@ def test_an_alarm_is_shown_once_and_what_was_dismissed_stays_away(visit: Visit, 
     visit.go(address, run="plain", tab="curves")
     page.get_by_role("button", name="1 dismissed: show again").click()
     until(page, "document.querySelector('.alarms h3').textContent === '2 alarms'")
+
+
+def test_an_episode_is_a_chat_with_folded_calls_and_what_the_environment_said_in_grey(
+    visit: Visit, address: str
+) -> None:
+    page = visit.go(address, run="episodes", tab="answers")
+    page.locator(".answer").first.click()
+    until(page, "document.querySelectorAll('.turn').length === 3")
+    assert page.locator(".turn b").all_inner_texts() == ["assistant", "tool (add)", "assistant"]
+    assert page.locator(".turn.heard .text").all_inner_texts() == ["<i>5</i>"]
+    assert not page.locator(".turn code").is_visible()
+    page.get_by_text("calls add").click()
+    assert page.locator(".turn code").inner_text() == '{"a":"<b>2</b>"}'
+    assert page.locator(".tokens span.heard").evaluate_all("all => all.map((one) => one.dataset.place)") == ["1", "2"]
+    page.locator(".tokens span").nth(1).hover()
+    assert "said by the environment" in page.locator(".about").inner_text()
 
 
 def test_tokens_are_coloured_by_what_varies_among_them(visit: Visit, address: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from plaudit.loop.progress import Moment
 from plaudit.monitor.sinks import JsonLines
 from plaudit.support.bounded import opened, record
-from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
+from plaudit.types import Completion, Episode, Finish, Group, Prompt, Response, Score, Stats
 
 
 class RecordError(ValueError):
@@ -144,7 +144,8 @@ def _response_json(response: Response) -> dict[str, Any]:
         "tokens": list(completion.tokens),
         "logprobs": list(completion.logprobs),
         "versions": [[version, len(list(run))] for version, run in groupby(completion.versions)],
-        "untrained": [place for place, trained in enumerate(response.trainable) if not trained],
+        **({} if completion.episode is None else {"episode": _episode_json(completion.episode)}),
+        "untrained": _places_of_0(response.trainable),
         "text": completion.text,
         "finish": str(completion.finish),
         "score": score.value,
@@ -156,6 +157,29 @@ def _response_json(response: Response) -> dict[str, Any]:
     }
 
 
+def _episode_json(episode: Episode) -> dict[str, Any]:
+    return {
+        "environment": _places_of_0(episode.sampled),
+        "restarts": [[start, list(prefix)] for start, prefix in episode.restarts],
+        "messages": episode.messages,
+        "counts": episode.counts,
+    }
+
+
+def _episode(values: Mapping[str, Any], count: int) -> Episode:
+    environment = set(values["environment"])
+    return Episode(
+        sampled=tuple(place not in environment for place in range(count)),
+        restarts=tuple((start, tuple(prefix)) for start, prefix in values["restarts"]),
+        messages=tuple(values["messages"]),
+        counts=values["counts"],
+    )
+
+
+def _places_of_0(mask: Sequence[int]) -> list[int]:
+    return [place for place, one in enumerate(mask) if not one]
+
+
 def from_json(values: Mapping[str, Any], prompt: Prompt) -> Group:
     responses = tuple(_response(response) for response in values["responses"])
     return Group(index=values["index"], prompt=prompt, responses=responses)
@@ -163,16 +187,18 @@ def from_json(values: Mapping[str, Any], prompt: Prompt) -> Group:
 
 def _response(values: Mapping[str, Any]) -> Response:
     untrained = set(values["untrained"])
+    places = range(len(values["tokens"]))
     completion = Completion(
         tokens=tuple(values["tokens"]),
         logprobs=tuple(values["logprobs"]),
         versions=tuple(version for version, count in values["versions"] for _ in range(count)),
         text=values["text"],
         finish=Finish(values["finish"]),
+        episode=_episode(values["episode"], len(places)) if "episode" in values else None,
     )
     return Response(
         completion=completion,
-        trainable=tuple(place not in untrained for place in range(len(completion.tokens))),
+        trainable=tuple(place not in untrained for place in places),
         score=Score(value=values["score"], parts=values["parts"], reason=values["reason"]),
         reward=values["reward"],
         continues=values["continues"],

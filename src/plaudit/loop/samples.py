@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from plaudit.learn.watched import WatchedRows
 from plaudit.loop.progress import Moment
 from plaudit.monitor.samples import Groups, Samples, guaranteed
 from plaudit.runtime.worker import AnswersLost
-from plaudit.types import Group, Response, Stats
+from plaudit.types import Completion, Group, Response, Stats
 from plaudit.types.distant import here
 
 DIGITS = 5
@@ -191,17 +191,13 @@ def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | Non
 
 def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
     """Yield one JSON record per response of a group. Responses with equal tokens take columns in the order of rows."""
-    prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
+    taken = dict[Key, int]()
     reference = {} if group.prompt.answer is None else {"answer": group.prompt.answer}
     completions = here([response.completion for response in group.responses])
     for number, (response, completion) in enumerate(zip(group.responses, completions, strict=True)):
         response = replace(response, completion=completion)
-        key = (group.index, prompt + np.array(response.tokens, dtype=np.int64).tobytes())
         rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
-        columns = None
-        if not rowless and taken.get(key, 0) < len(rows.get(key, ())):
-            columns = rows[key][taken.setdefault(key, 0)]
-            taken[key] += 1
+        columns = None if rowless else _columns(group, completion, rows, taken)
         yield {
             "group": group.index,
             "sample": number,
@@ -214,17 +210,42 @@ def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces)
         }
 
 
+def _columns(
+    group: Group, completion: Completion, rows: dict[Key, list[Columns]], taken: dict[Key, int]
+) -> Columns | None:
+    """Return the columns of an answer's tokens, or None if a row of it has none; `taken` counts the rows with a key."""
+    found = []
+    whole = [(group.prompt.tokens, slice(None))]
+    for prefix, part in whole if completion.episode is None else completion.episode.sequences(group.prompt.tokens):
+        tokens = completion.tokens[part]
+        key = (group.index, b"".join(np.array(one, dtype=np.int64).tobytes() for one in (prefix, tokens)))
+        if taken.get(key, 0) == len(rows.get(key, ())):
+            return None
+        found.append((rows[key][taken.setdefault(key, 0)], len(tokens)))
+        taken[key] += 1
+    if len(found) == 1:
+        return found[0][0]
+    by_name = {one.name: [(getattr(row, one.name), count) for row, count in found] for one in fields(Columns)}
+    return Columns(
+        **{
+            name: None if parts[0][0] is None else np.concatenate([column[-count:] for column, count in parts])
+            for name, parts in by_name.items()
+        }
+    )
+
+
 def _answer(response: Response) -> dict[str, Any]:
     completion, score = response.completion, response.score
     return {
         "completion": completion.text,
         "finish": str(completion.finish),
-        "tokens": len(completion.tokens),
+        "tokens": completion.length,
         "reward": response.reward,
         "score": score.value,
         "parts": dict(score.parts),
         "reason": score.reason,
-        "versions": sorted(set(completion.versions)),
+        **({} if completion.episode is None else {"messages": completion.episode.messages}),
+        "versions": sorted({version for version in completion.versions if version >= 0}),
     }
 
 
@@ -239,6 +260,8 @@ def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> di
     }
     if len(set(completion.versions)) > 1:
         found["drawn"] = [[version, len(list(run))] for version, run in groupby(completion.versions)]
+    if completion.episode is not None:
+        found["turns"] = [len(list(run)) for _, run in groupby(completion.episode.sampled)]
     if columns is not None:
         if columns.advantages is not None:
             mine = columns.advantages[columns.trainable].tolist()

@@ -33,7 +33,7 @@ OF_A_STEP = 1 << 30
 PAGE = 50
 COLUMNS, BINS = 120, 24
 """Most columns (stretches of steps) and bins (stretches of rewards) of the histogram."""
-BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
+BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn", "turns")
 """Per-token fields of a record, which are left out of lists of answers."""
 FIELDS = {"step": "step", "reward": "reward", "advantage": "advantage", "length": "tokens", "version": "oldest"}
 TABLES = """

@@ -4,7 +4,7 @@
 (() => {
   const { el, ask, number } = plaudit;
   const KINDS = [["", "all"], ["train", "trained on"], ["validation", "validation"], ["dropped", "dropped"]];
-  const ENDS = [["", "all"], ["eos", "ended"], ["stop", "stop string"], ["length", "cut off"]];
+  const ENDS = [["", "all"], ["eos", "ended"], ["stop", "stop string"], ["length", "cut off"], ["turns", "out of turns"]];
   const PLAIN = ["reward", "advantage", "length", "version", "step"];
   const ASKED = ["kind", "finish", "words", "field", "least", "most", "sort", "order"];
   let asked = 0;

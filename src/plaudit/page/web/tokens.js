@@ -30,13 +30,17 @@
     return `rgb(${mix(r)}, ${mix(g)}, ${mix(b)})`;
   };
 
+  // Which tokens the environment said: `turns` are lengths of the policy's tokens and the environment's, in turn.
+  const heard = (answer) => (answer.turns ?? []).flatMap((count, turn) => Array(count).fill(turn % 2 === 1));
+
   const colour = (into, scale, answer, way) => {
     const [title, read] = WAYS[way];
     const values = read(answer);
     const largest = values ? Math.max(1e-9, ...values.map(Math.abs)) : 0;
+    const others = heard(answer);
     const spans = answer.pieces.map((piece, place) => {
-      const span = el("span", { className: values ? "" : "plain", tabIndex: -1 }, piece);
-      if (values) span.style.background = shade(values[place] / largest);
+      const span = el("span", { className: others[place] ? "heard" : values ? "" : "plain", tabIndex: -1 }, piece);
+      if (values && !others[place]) span.style.background = shade(values[place] / largest);
       span.dataset.place = place;
       return span;
     });
@@ -48,6 +52,7 @@
 
   const described = (answer, place) => {
     const at = (values) => (values ? number(values[place]) : null);
+    if (heard(answer)[place]) return `${place + 1} of ${answer.ids.length}, ${JSON.stringify(answer.pieces[place])}: said by the environment, not trained`;
     const facts = [["token", answer.ids[place]], ["sampler", at(answer.logprobs)], ["learner", at(answer.learner)],
       ["entropy", at(answer.entropies)], ["advantage", at(answer.advantages) ?? number(answer.advantage)]];
     return `${place + 1} of ${answer.ids.length}, ${JSON.stringify(answer.pieces[place])}: `
@@ -71,6 +76,12 @@
 
   plaudit.said = (answer) => el("span", { className: "text" },
     answer.completion || el("span", { className: "quiet" }, "(an empty answer)"));
+
+  // An episode as a chat: what the environment said is grey, calls of tools are folded.
+  const chat = (messages) => el("div", {}, messages.map((one) => el("div", { className: one.role === "assistant" ? "turn" : "turn heard" },
+    el("b", {}, one.name ? `${one.role} (${one.name})` : one.role), el("div", { className: "text" }, one.content),
+    (one.tool_calls ?? []).map((call) => el("details", {}, el("summary", {}, `calls ${call.function.name}`),
+      el("code", {}, JSON.stringify(call.function.arguments)))))));
 
   plaudit.showAnswer = async (run, at) => {
     const dialog = document.getElementById("answer");
@@ -101,7 +112,7 @@
         el("button", { onclick: () => dialog.close() }, "Close")),
       el("p", {}, plaudit.facts(answer)),
       el("h3", {}, "Prompt "), el("p", { className: "quiet" }, answer.prompt_id), el("div", { className: "text" }, answer.prompt), plaudit.reference(answer),
-      el("h3", {}, "Answer"), plaudit.said(answer),
+      el("h3", {}, answer.messages ? "Episode" : "Answer"), answer.messages ? chat(answer.messages) : plaudit.said(answer),
       el("h3", {}, "By token"), el("div", { className: "row" }, choose), box, about, scale);
     if (!dialog.open) dialog.showModal();
   };
