@@ -159,7 +159,7 @@ def test_what_is_not_asked_for_is_not_measured(task: Task, kinds: list[str], sco
 
 def test_kl_is_that_of_the_model_from_its_reference(whole: tuple[Evaluation, Path], task: Task) -> None:
     reference = Policy.load(task.second)
-    d = [one.logprob - float(reference.logprobs(Batch.of([one.row()])).sum()) for one in whole[0].answers]
+    d = [one.logprob - float(reference.logprobs(Batch.of(one.rows())).sum()) for one in whole[0].answers]
     assert whole[0].figures["kl"].value == pytest.approx(fmean(d), abs=1e-4)  # type: ignore[union-attr]
 
 

@@ -135,7 +135,7 @@ def test_no_kl_and_no_bound_of_one_is_below_zero(task: Task) -> None:
             parameter.mul_(1.002)
     for seed in range(8):
         answers = policy.answers(prompts(policy, "We saw", "The", "A"), SamplingSettings(max_tokens=6), seed=seed)
-        batch = Batch.of([one.row() for group in answers for one in group])
+        batch = Batch.of([row for group in answers for one in group for row in one.rows()])
         raw = float((policy.logprobs(batch) - near.logprobs(batch)).double().sum()) / 3
         found = kl_figures(policy, near, answers, temperature=1.0)
         assert found["kl"].value == pytest.approx(max(raw, 0.0), rel=1e-5)
@@ -148,7 +148,7 @@ def test_kl_sums_over_an_answer_and_averages_over_tokens(task: Task) -> None:
     policy, other = task.policy(), Policy.load(task.second)
     answers = policy.answers(prompts(policy, "We saw", "The", "A"), SamplingSettings(max_tokens=9, samples=2), seed=0)
     found = kl_figures(policy, other, answers, temperature=1.0)
-    batch = Batch.of([one.row() for group in answers for one in group])
+    batch = Batch.of([row for group in answers for one in group for row in one.rows()])
     d = (policy.logprobs(batch) - other.logprobs(batch)).split(batch.lengths.tolist())
     sums = [float(part.double().sum()) for part in d]
     tokens = [len(one.completion.tokens) for group in answers for one in group]

@@ -172,6 +172,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
         "prompts": list(fed.apart or fed.fed),
         "data": {key: value for key, value in recipes[0]["data"].items() if key not in READING} | {"split": split},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
+        "environment": online.get("environment", {}),
         "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),
         "limit": 64,
     }

@@ -3,10 +3,15 @@ as kl.py, define what is measured."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from plaudit.data.chat import Chats
 from plaudit.data.load import LOADERS
+from plaudit.environments.base import World
+from plaudit.environments.episodes import Player
 from plaudit.evaluate.generation import Figures, pass_figures, reward_figures
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
@@ -18,6 +23,8 @@ from plaudit.evaluate.settings import MeasureSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, clock
 from plaudit.rewards.rules import check_reference
+from plaudit.rollout.engine import Sampler
+from plaudit.rollout.rollouter import Play
 from plaudit.types import Prompt, Row
 
 
@@ -55,8 +62,8 @@ class Bench(Measures):
             limit=self.settings.limit,
             shuffle=False,
         )
-        refers = check_reference(self.settings.rewards)
-        data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos, refers)
+        refers, seed, ends = check_reference(self.settings.rewards), self.settings.seed, reader.model.special.eos
+        data = LOADERS[kind](settings, reader.tokenizer, seed, ends, refers, self.tools if kind == "prompts" else ())
         for source in data.report.sources:
             whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
             if source.noted or not whole or source.truncated_prompts or source.truncated_completions:
@@ -64,6 +71,24 @@ class Bench(Measures):
                 break
         self.reports[kind] = data.report.json()
         return list(data.items)
+
+    # episodes
+
+    @cached_property
+    def world(self) -> World | None:
+        return World(self.settings.environment) if self.settings.environment.on else None
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Schemas of the environment's tools, which prompts show."""
+        return self.world.schemas if self.world else []
+
+    def player(self, policy: Policy) -> Callable[[Sampler], Play] | None:
+        """Return what makes the player of an engine's episodes; None without an environment."""
+        if (world := self.world) is None:
+            return None
+        chats = Chats(policy.tokenizer, self.settings.data, policy.model.special.eos, self.tools)
+        return lambda engine: Player(engine, chats, world).play
 
     # measuring
 
@@ -77,7 +102,14 @@ class Bench(Measures):
         rewards = self.rewards(judge, policy.tokenizer)
         total = len(prompts) * sampling.samples
         with self.reporter.track(f"answers of {name}", total) as tracker:
-            answers = policy.answers(prompts, sampling, seed=self.settings.seed, advance=tracker.advance)
+            answers = policy.answers(
+                prompts,
+                sampling,
+                seed=self.settings.seed,
+                advance=tracker.advance,
+                play=self.player(policy),
+                longest=self.settings.environment.max_tokens if self.world else 0,
+            )
             self.reporter.say(f"{name}: {total} answers in {clock(tracker.elapsed)}")
         return scored(answers, rewards) if rewards else answers
 

@@ -17,10 +17,18 @@ def generation_figures(answers: Answers) -> Figures:
     """Return the answers' mean length in tokens, the share cut off by length, and distinct words and word pairs."""
     texts = [answer.completion.text for group in answers for answer in group]
     return {
-        "length": mean_interval([fmean(len(a.completion.tokens) for a in group) for group in answers]),
+        "length": mean_interval([fmean(a.completion.length for a in group) for group in answers]),
         "unfinished": share_interval([fmean(not a.finished for a in group) for group in answers]),
+        **_counts(answers),
         **{f"distinct_{n}": share for n in (1, 2) if (share := distinct(texts, n)) is not None},
     }
+
+
+def _counts(answers: Answers) -> Figures:
+    """Means of the counts of episodes, such as their turns; {} for answers of one turn."""
+    groups = [[a.completion.episode.counts for a in group if a.completion.episode is not None] for group in answers]
+    names = groups[0][0] if groups[0] else ()
+    return {name: mean_interval([fmean(one[name] for one in own) for own in groups]) for name in names}
 
 
 def reward_figures(answers: Answers) -> Figures:

@@ -20,10 +20,12 @@ from plaudit.models.base import LanguageModel
 from plaudit.models.load import load_model, load_tokenizer
 from plaudit.models.tokenizer import check_vocabulary
 from plaudit.rewards.base import Reward
+from plaudit.rewards.earned import unless_failed
 from plaudit.rollout.build import build_engine
-from plaudit.rollout.rollouter import completion_seed
+from plaudit.rollout.engine import Sampler
+from plaudit.rollout.rollouter import Play, completion_seed
 from plaudit.runtime.coroutines import finished, together
-from plaudit.types import Completion, Finish, Prompt, Role, Row, Score
+from plaudit.types import Completion, Prompt, Role, Row, Score
 
 Result = TypeVar("Result")
 Advance = Callable[[int], None]
@@ -46,7 +48,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return self.completion.finish is not Finish.LENGTH
+        return self.completion.finished
 
     @property
     def logprob(self) -> float:
@@ -57,17 +59,22 @@ class Answer:
         """Return the parts that a reward returned beside its score, without values that are not finite."""
         return {part: value for part, value in self.scores[name].parts.items() if abs(value) < float("inf")}
 
-    def row(self) -> Row:
-        """Return prompt and completion as a row; only the completion's tokens are trainable."""
-        before, after = self.prompt.tokens, self.completion.tokens
-        return Row(tokens=(*before, *after), trainable=(*(False,) * len(before), *(True,) * len(after)))
+    def rows(self) -> list[Row]:
+        """Return prompt and completion as a row, or the rows of an episode; what the policy sampled is trainable."""
+        one, whole = self.completion, [(self.prompt.tokens, slice(None))]
+        sampled = (True,) * len(one.tokens) if one.episode is None else one.episode.sampled
+        parts = whole if one.episode is None else one.episode.sequences(self.prompt.tokens)
+        return [
+            Row(tokens=(*before, *one.tokens[part]), trainable=(*(False,) * len(before), *sampled[part]))
+            for before, part in parts
+        ]
 
     def json(self) -> dict[str, Any]:
         return {
             "prompt": self.prompt.text,
             "completion": self.completion.text,
             "finish": str(self.completion.finish),
-            "tokens": len(self.completion.tokens),
+            "tokens": self.completion.length,
             "logprob": self.logprob,
             "rewards": {name: score.value for name, score in self.scores.items()},
             "parts": {f"{name}/{part}": value for name in self.scores for part, value in self.parts(name).items()},
@@ -101,18 +108,23 @@ class Policy:
         seed: int,
         advance: Advance = unheard,
         cut: bool = False,
+        play: Callable[[Sampler], Play] | None = None,
+        longest: int = 0,
     ) -> Answers:
         """Draw `sampling.samples` answers to each prompt; they depend only on seed, settings, weights, prompt's index.
 
-        Raises ValueError if the model's context might cut an answer, unless `cut` allows that."""
+        Raises ValueError if the model's context might cut an answer, unless `cut` allows that. `play` makes the player
+        of episodes for an engine, which have at most `longest` tokens."""
         if not cut:
-            check_room(prompts, sampling, self.model)
+            limit = ("environment", longest) if longest else ("sampling", sampling.max_tokens)
+            check_room(prompts, *limit, self.model)
         draw = sampling.draw()
         engine = build_engine(self.model, self.tokenizer, slots=sampling.slots)
+        played = None if play is None else play(engine)
 
         async def answer(index: int, prompt: Prompt) -> list[Answer]:
             plan = [replace(draw, seed=completion_seed(seed, index, k)) for k in range(sampling.samples)]
-            completions = await engine.generate(prompt.tokens, plan)
+            completions = await (engine.generate(prompt.tokens, plan) if played is None else played(prompt, plan))
             advance(len(plan))
             return [Answer(prompt=prompt, completion=completion) for completion in completions]
 
@@ -141,7 +153,8 @@ def scored(answers: Answers, rewards: Mapping[str, Reward]) -> Answers:
 
     async def of_group(group: list[Answer]) -> list[Answer]:
         completions = [answer.completion for answer in group]
-        found = {name: await reward.score(group[0].prompt, completions) for name, reward in rewards.items()}
+        given = {name: await reward.score(group[0].prompt, completions) for name, reward in rewards.items()}
+        found = {name: unless_failed(completions, scores) for name, scores in given.items()}
         return [
             replace(answer, scores={**answer.scores, **{name: found[name][k] for name in found}})
             for k, answer in enumerate(group)
@@ -156,13 +169,13 @@ def scored(answers: Answers, rewards: Mapping[str, Reward]) -> Answers:
     return finished(of_all())
 
 
-def check_room(prompts: Sequence[Prompt], sampling: SamplingSettings, model: LanguageModel) -> None:
+def check_room(prompts: Sequence[Prompt], section: str, most: int, model: LanguageModel) -> None:
     """Raise ValueError if the model's context, and not max_tokens, would cut an answer to one of the prompts."""
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    if longest + sampling.max_tokens > model.max_positions:
+    if longest + most > model.max_positions:
         raise ValueError(
-            f"the longest prompt has {longest} tokens; with sampling.max_tokens={sampling.max_tokens} that is more "
-            f"than the model's {model.max_positions} positions. Lower sampling.max_tokens or data.max_prompt_tokens"
+            f"the longest prompt has {longest} tokens; with {section}.max_tokens={most} that is more than the model's "
+            f"{model.max_positions} positions. Lower {section}.max_tokens or data.max_prompt_tokens"
         )
 
 

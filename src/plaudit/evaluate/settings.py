@@ -8,6 +8,7 @@ from sys import maxsize
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
+from plaudit.environments.settings import EnvironmentSettings
 from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.rollout.settings import DrawSettings
 from plaudit.support.fields import DEVICE, Section, check, setting
@@ -117,6 +118,8 @@ class MeasureSettings(ScoringSettings):
     data: DataSettings = field(default_factory=DataSettings)
     """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """What plays with the policy, as in a run: each answer is then an episode."""
     pass_at: list[int] = setting(list, least=1)
     """pass@k for these k, such as [1, 8], by gold and every entry of `rewards` that is not a judge."""
     pass_score: float = 1.0
@@ -128,6 +131,8 @@ class MeasureSettings(ScoringSettings):
         yield from super().contradictions()
         if self.data.train or self.data.validation:
             yield "data.train and data.validation are for training: set prompts, demonstrations, preferences"
+        if self.environment.on and vars(self).get("judge") is not None:
+            yield "judge: a judge reads no episodes: set gold or rewards, or remove environment"
         if self.pass_at and max(self.pass_at) > self.sampling.samples:
             yield f"pass_at={self.pass_at} takes as many answers to a prompt: set sampling.samples={max(self.pass_at)}"
         if self.pass_at and self.gold is None and all(reward.kind == "judge" for reward in self.rewards):
