@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from theirs import format_reward
+from tiny import GPT2
 
 from plaudit import load_settings, run
 from plaudit.algorithms import ALGORITHMS
@@ -91,6 +92,29 @@ def test_extending_quotes_its_files_to_the_letter_and_nothing_else() -> None:
     }
     for path, text in found.items():
         assert text == (ROOT / path).read_text(encoding="utf-8"), f"{path} differs from what docs/extending.md prints"
+
+
+def test_environments_quotes_its_files_to_the_letter() -> None:
+    found = re.findall(r"`(examples/environments/\w+\.py)`\n\n```python\n(.*?)```", DOCS["environments.md"], re.DOTALL)
+    assert [path for path, _ in found] == ["examples/environments/guess.py", "examples/environments/calculator.py"]
+    for path, text in found:
+        assert text == (ROOT / path).read_text(encoding="utf-8"), (
+            f"{path} differs from what docs/environments.md prints"
+        )
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+@pytest.mark.usefixtures("workplace")
+def test_environments_recipes_play_episodes(name: str, demo: DemoFiles) -> None:
+    """As they stand but for the model; with so little trained, its turns end by a letter."""
+    recipe = yaml.safe_load((ROOT / f"examples/environments/{name}.yaml").read_text())
+    recipe["model"] = {"config": {**GPT2, "n_positions": 1024}, "tokenizer": str(demo.tokenizer)}
+    recipe["data"]["chat_template"] = "default"
+    overrides = ["output=out", "threads=1", "log.quiet=true", "train.steps=2", "rollout.stop=[e,a]"]
+    done = run(load_settings(recipe, [*overrides, "rollout.prompts_per_step=2", "algorithm.samples=2"]))
+    assert all(one["messages"] for one in done.samples)
+    assert done.metrics[-1]["reward/failed"] == 0.0
+    assert "episode/turns" in done.metrics[-1]
 
 
 @pytest.mark.parametrize("path", [path for path in quoted() if path.endswith(".py")])

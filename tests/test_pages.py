@@ -43,6 +43,7 @@ RUN = {
     ("CONTRIBUTING.md", "python"): "here: test_python_of_contributing_registers_its_parts",
     ("docs/checkpoints.md", "python"): "test_docs.py: test_python_of_the_checkpoints_page_loads_a_policy",
     ("docs/data.md", "yaml"): "test_docs.py: test_yaml_of_the_data_page_is_settings",
+    ("docs/environments.md", "python"): "test_docs.py: test_environments_recipes_play_episodes",
     ("docs/extending.md", "python"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/extending.md", "yaml"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/plan.md", "python"): "commands/test_plan.py: test_python_places_a_run_too",
