@@ -211,7 +211,7 @@ class Meter:
         names = ("reward/gold", "reward/judge", "win_rate/gold", "length", "unfinished")
         own = [round(found[name].value, 4) for name in names]
         if self._task.figures != FIGURES:
-            rows = [answer.row() for group in answers for answer in group]
+            rows = [row for group in answers for answer in group for row in answer.rows()]
             own += [round(perplexity(self._sft, rows)["perplexity"].value, 4), round(found["distinct_2"], 4)]
         return answers, own
 

@@ -137,6 +137,8 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
         words = [re.sub(rf"\b{place}\b", stands, word) for word in words]
     if "rollout.engine=vllm" in words and importlib.util.find_spec("vllm") is None:
         pytest.skip("settings of vLLM are refused where it is not installed")
+    if any("kind: reasoning_gym" in word for word in words):
+        pytest.importorskip("reasoning_gym", reason="make test-trackers installs it")
     name, *rest = words
     with cli.main.commands[name].make_context(name, rest) as context:
         given = context.params
