@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -43,6 +45,15 @@ def test_a_single_long_step_ends_first() -> None:
     with pytest.raises(TooSlowError):
         limited(0.05, partial(time.sleep, 0.5))
     time.sleep(0.3)  # nothing is left that would end what comes
+
+
+@pytest.mark.slow
+def test_calls_end_under_a_profiler() -> None:
+    """Python 3.11 hangs under cProfile once a thread's error is taken back that was never raised."""
+    code = "from plaudit.support.limits import limited; print(sum(limited(60, lambda: 1) for _ in range(9)))"
+    profiled = f"import cProfile; cProfile.run({code!r})"
+    found = subprocess.run([sys.executable, "-c", profiled], capture_output=True, text=True, timeout=60)
+    assert found.stdout.startswith("9\n"), found.stderr
 
 
 def test_errors_inside_stay_what_they_are() -> None:
