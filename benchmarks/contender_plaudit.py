@@ -17,7 +17,7 @@ import torch
 from anatomy import Tracer
 from gate import Gate
 from harness import versions
-from task import Task, begin, read_rows
+from task import SAID, Task, begin, read_rows
 
 from plaudit import SettingsError, __version__, load_settings, run
 from plaudit.loop.progress import Moment
@@ -118,7 +118,7 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
     path = str(task.path("policy"))
     model, tokenizer = load_model(path, dtype=getattr(torch, task.dtype)), load_tokenizer(path)
     asked = [tuple(tokenizer(row["prompt"])["input_ids"]) for row in read_rows(task.data)]
-    engine = NativeEngine(model, tokenizer, slots=task.rows, ends=())
+    engine = NativeEngine(model, tokenizer, slots=task.slots or task.rows, ends=())
     temperature = 0.0 if task.greedy else 1.0
     lengths = iter(task.lengths())  # prompt by prompt
     plans = [[Sampling(max_tokens=next(lengths), temperature=temperature) for _ in range(task.samples)] for _ in asked]
@@ -128,7 +128,8 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
             running = []
             for index, (tokens, plan) in enumerate(zip(asked, plans, strict=True)):
                 seeded = [replace(one, seed=completion_seed(number, index, k)) for k, one in enumerate(plan)]
-                running.append(tasks.create_task(engine.generate(tokens, seeded)))
+                asking = engine.generate(tokens, seeded) if task.turns == 1 else episode(engine, task, tokens, seeded)
+                running.append(tasks.create_task(asking))
         return [answer for one in running for answer in one.result()]
 
     answers: list[Completion] = []
@@ -139,6 +140,20 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
         tracer.begin(number + 1)
     tokens = [list(answer.tokens) for answer in answers] if task.greedy else []
     gate.finish(figures=decoding(task, asked), tokens=tokens, versions=VERSIONS, profile=tracer.result)
+
+
+async def episode(engine: NativeEngine, task: Task, prompt: tuple[int, ...], plan: list[Sampling]) -> list[Completion]:
+    """One answer's tokens in turns, of which an environment writes some: as many tokens as in one turn."""
+    (sampling,), context = plan, list(prompt)
+    each = sampling.max_tokens // task.turns
+    for turn in range(task.turns):
+        if turn:
+            await asyncio.sleep(task.pause)
+            context += prompt[:SAID]
+        drawn = replace(sampling, max_tokens=each - (SAID if turn else 0), episode=sampling.seed, first=len(prompt))
+        (answer,) = await engine.generate(context, [drawn])
+        context += answer.tokens
+    return [replace(answer, tokens=context[len(prompt) :])]
 
 
 def decoding(task: Task, asked: list[tuple[int, ...]]) -> dict[str, float]:

@@ -39,6 +39,9 @@ class Line:
     greedy: bool = False
     shortest: int = 64
     longest: int = 64
+    turns: int = 1
+    pause: float = 0.0
+    slots: int = 0
     base: str | None = None
     """The line that this one grows from: it plays the peer, and attention's own FLOPs count as work on both sides."""
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -78,6 +81,8 @@ PPO = Line(name="", title="", method="ppo", peers=(TRL_PPO,), cells=FEW, usual=F
 FIXED = Line(name="", title="", method="generate", peers=(GENERATE, VLLM), usual=FEW, rows=64)
 GREEDY = replace(FIXED, greedy=True)
 VARIED = replace(FIXED, shortest=4, longest=128)
+TURNS = replace(GREEDY, peers=(SELF,), turns=8, base="gen-64-fixed", steps={"4M": 2})
+MANY = replace(TURNS, cells=(LARGE,), usual=(LARGE,), rows=512, slots=256, steps={})
 GROWTH = replace(SFT, peers=(SELF,), cells=FEW, usual=FEW, base="sft", quick=False)
 
 
@@ -107,6 +112,9 @@ LINES = {
         of(GREEDY, "gen-256-fixed", "256 x 64 tokens, greedy", rows=256, usual=()),
         of(VARIED, "gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, usual=(SMALL,)),
         of(VARIED, "gen-k", "4 prompts, 16 samples each of 4-128", samples=16),
+        of(TURNS, "turns-8", "64 episodes of 8 turns, 64 tokens"),
+        of(MANY, "turns-512", "512 episodes of 8 turns, 64 tokens", usual=()),
+        of(MANY, "turns-slow", "512 such, 1 s between turns", base="turns-512", pause=1.0),
         of(GROWTH, "growth-batch", "SFT, 4 x the rows", rows=128, steps={"4M": 2}),
         of(GROWTH, "growth-length", "SFT, texts 8 x as long", texts="eightfold", rows=4),
     )

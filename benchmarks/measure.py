@@ -85,6 +85,9 @@ def task_of(row: Row, setting: Setting, folder: Path) -> Task:
         greedy=line.greedy,
         shortest=line.shortest,
         longest=line.longest,
+        turns=line.turns,
+        pause=line.pause,
+        slots=line.slots,
     )
     source = "prompts" if line.online or line.generates else line.texts if line.method == "sft" else "pairs"
     rows = (setting.workload / "data" / f"{source}.jsonl").read_text(encoding="utf-8").splitlines()

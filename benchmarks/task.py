@@ -37,6 +37,8 @@ MODELS["25M-50k"] = MODELS["25M"] | {"vocab_size": 50_257}
 
 VOCABULARY = 768
 """Of the demo tokenizer: with it a short text has about 46 tokens."""
+SAID = 2
+"""Tokens of an observation."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -80,6 +82,12 @@ class Task:
     shortest: int = 64
     longest: int = 64
     """Of generation: new tokens of each sequence, drawn evenly between the two; end tokens do not end it."""
+    turns: int = 1
+    """Of generation: an episode's turns. SAID of each later turn's tokens are an environment's."""
+    pause: float = 0.0
+    """Seconds that the environment takes for each."""
+    slots: int = 0
+    """Sequences decoded at once; 0 for as many as there are rows."""
     profile: bool = False
     """Trace the first measured segment."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import forked
 import torch
 import torch.distributed as dist
-from tiny_models import Letters
+from tiny_models import Letters, episodes
 from torch import Tensor
 
 from plaudit.batch import Batch
@@ -136,6 +136,7 @@ def lead(job: Job, model: Decoder, channel: CommandChannel) -> dict[str, Any]:
     found["alone"] = plain(
         [[generate_all(engine, [prompt], [one])[0][0] for one in PLAN] for prompt in job["prompts"][:2]]
     )
+    found["episodes"], found["played again"] = (plain(episodes(engine, job["prompts"])) for _ in range(2))
     engine.sleep()
     engine.wake()
     found["interrupted"] = asyncio.run(interrupted(engine, job))

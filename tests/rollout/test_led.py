@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from group_at_work import PLAN, SLOTS, Answer, Job, answers, at_work, learned, model_of
-from tiny_models import VOCAB, Letters, prompts
+from tiny_models import VOCAB, Letters, episodes, prompts
 
 from plaudit.compute.digest import digest
 from plaudit.models.lora import adapter_names
@@ -112,6 +112,15 @@ def test_they_repeat_themselves_whatever_is_beside(
     answered = found(jobs[kind, world])
     assert answered["first"] == answered["again"]
     assert answered["first"][:2] == answered["alone"]
+
+
+@pytest.mark.parametrize(("kind", "world"), EXACT)
+def test_episodes_go_on_from_the_caches_of_all_of_them(kind: str, world: int, jobs: dict[tuple[str, int], Job]) -> None:
+    job = jobs[kind, world]
+    answered, alone = found(job), episodes(NativeEngine(model_of(job), Letters(), slots=SLOTS), job["prompts"])
+    assert tokens(answered["episodes"]) == [list(turn.tokens) for turns in alone for turn in turns]
+    assert answered["episodes"] == answered["played again"]
+    assert max(len(turns) for turns in alone) > 2
 
 
 @pytest.mark.parametrize(("kind", "world"), EXACT)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Letters, prompts
+from tiny_models import Letters, played, prompts
 from waiting import eventually
 
 from plaudit.models.decoder import Decoder
@@ -157,6 +157,31 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
     do(steps, 1)
     do(steps, 2)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_later_turn_asks_the_worker_of_the_one_before_or_any_other_if_it_is_lost(
+    loses: bool, do: Callable[..., Any]
+) -> None:
+    found, kept = [], []
+
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        playing = [asyncio.ensure_future(played(case.pool, QUESTIONS[0], seed)) for seed in range(6)]
+        while loses and len(case.started) > 1 and not case.started[0].worker.engine.decoding.kept.turns:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        if loses and len(case.started) > 1:
+            case.started[0].kill()
+        found.append(await asyncio.gather(*playing))
+        kept.append([list(here.worker.engine.decoding.kept.turns) for here in case.started])  # type: ignore[attr-defined]
+
+    do(steps, 1)
+    do(steps, 2)
+    assert found[0] == found[1]
+    assert max(map(len, found[0])) > 2
+    if not loses:
+        first, second = kept[1]
+        assert first and second and not set(first) & set(second), "an episode stays with a worker"
 
 
 def lose(case: Case, place: Any) -> None:

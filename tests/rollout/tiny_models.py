@@ -1,10 +1,13 @@
 """Tiny random models in transformers' own classes, what those answer, and a tokenizer of single letters."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from plaudit.types import Completion, Sampling
 from plaudit.weights.pieces import WeightsError
 
 VOCAB = 300
@@ -80,3 +83,32 @@ def refuses_shaky_weights(engine: Any) -> None:
     assert engine.version == 0
     engine.load({name: tensor.clone() for name, tensor in engine.model.hf_tensors()}, 1)
     assert engine.version == 1
+
+
+OBSERVED = [[40, 41, 42], [43], [44, 45, 46, 47, 48]]
+"""What an environment says after each turn but the last."""
+STOP = tuple("aeiouqt")
+"""Turns end by a stop text: random models seldom draw an end token."""
+
+
+async def played(engine: Any, prompt: Sequence[int], seed: int, *, wait: int = 0) -> list[Completion]:
+    """Play four turns; the environment answers after `wait` rounds of the event loop."""
+    context, turns = list(prompt), list[Completion]()
+    for number in range(len(OBSERVED) + 1):
+        sampling = Sampling(seed=seed + 100 * number, max_tokens=9, stop=STOP, episode=seed, first=len(prompt))
+        (turn,) = await engine.generate(context, [sampling])
+        turns.append(turn)
+        if not turn.finished or number == len(OBSERVED):
+            break
+        context += [*turn.tokens, *OBSERVED[number]]
+        for _ in range(wait):
+            await asyncio.sleep(0)
+    return turns
+
+
+def episodes(engine: Any, questions: Sequence[Sequence[int]], *, wait: int = 0) -> list[list[Completion]]:
+    async def all_of_them() -> list[list[Completion]]:
+        seeds = [(question, seed) for seed, question in enumerate(questions)]
+        return await asyncio.gather(*(played(engine, question, seed, wait=wait * seed) for question, seed in seeds))
+
+    return asyncio.run(all_of_them())

@@ -26,6 +26,9 @@ from plaudit.support.limits import rust_errors
 from plaudit.types import Completion, Episode, Finish, Numbers, Prompt, Sampling, Score
 from plaudit.types.distant import here
 
+STEPPED = 256
+"""Most tokens of an observation that are read a token a step, after the cache of the turn before. With a longer one the
+whole context is computed in one pass."""
 COUNTED = ("calls", "failed_calls", "unread_calls")
 """Figures of an episode with tools, beside its turns."""
 
@@ -57,10 +60,11 @@ class Player:
 
     async def _played(self, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         episode = Transcript(prompt, self.chats, self.forms, most=self.world.settings.max_tokens)
+        number = hashed(sampling.seed, *prompt.tokens)
         try:
             environment = await self.world.begin()
             episode.ask(await environment.reset(row_of(prompt, seed)))
-            await self._turns(episode, environment, sampling)
+            await self._turns(episode, environment, replace(sampling, episode=number))
             earned = await environment.score()
         except EpisodeError as error:
             earned = Score(value=None, reason=str(error))
@@ -70,12 +74,15 @@ class Player:
         """Play turns until the environment says that it is done, or until a limit is reached."""
         for number in range(self.world.settings.max_turns):
             room = min(sampling.max_tokens, episode.room)
-            own = replace(sampling, seed=turn_seed(sampling.seed, number), max_tokens=room)
+            seed = turn_seed(sampling.seed, number)
+            own = replace(sampling, seed=seed, max_tokens=room, first=episode.first)
             (answer,) = here(await self.engine.generate(tuple(episode.context), [own]))
             episode.answered(answer, own)
             if not answer.finished:
                 return
             turn = await said(environment, episode)
+            if turn.reward is not None and not turn.done:
+                episode.process.append((len(episode.tokens) - 1, float(turn.reward)))
             if turn.done:
                 return
             if number + 1 == self.world.settings.max_turns:
@@ -91,14 +98,15 @@ async def said(environment: Environment, episode: Transcript) -> Turn:
     if not (calls := message.get("tool_calls")):
         return await environment.step({**message, "content": episode.last})
     results: list[Message] = []
-    done = False
+    done, rewards = False, list[float]()
     for call in calls:
         name = call["function"]["name"]
         turn, worked = await environment.call(name, call["function"]["arguments"])
         episode.counts["failed_calls"] += not worked
         done = done or turn.done
+        rewards += [] if turn.reward is None else [float(turn.reward)]
         results += [{**one, "role": "tool", "name": name, "tool_call_id": call["id"]} for one in turn.messages]
-    return Turn(messages=results, done=done)
+    return Turn(messages=results, done=done, reward=sum(rewards) if rewards else None)
 
 
 class Transcript:
@@ -113,6 +121,8 @@ class Transcript:
         self.messages: list[Message] = [dict(turn) for turn in prompt.messages]
         self.arguments = template_arguments(prompt.extra)
         self.context, self.text = list(prompt.tokens), prompt.text
+        self.first = len(self.context)
+        """Number of the context's first tokens that are computed in one pass."""
         self.last = ""
         """The content of the last answer, as others read it."""
         self.said, self.rest = "", ""
@@ -120,6 +130,8 @@ class Transcript:
         self.tokens, self.logprobs = Numbers("i"), Numbers("f")
         self.versions, self.sampled = Numbers("i"), Numbers("b")
         self.restarts: list[tuple[int, Sequence[int]]] = []
+        self.process: list[tuple[int, float]] = []
+        """What turns before the last earned, as (last token of the turn, reward)."""
         self.counts = Counter[str](turns=0, **dict.fromkeys(COUNTED if forms.call else (), 0))
         self.finish = Finish.EOS
 
@@ -144,6 +156,7 @@ class Transcript:
         except DataError as error:
             raise EpisodeError(f"the first question: {error}") from error
         self.context = self._encoded(self.text)
+        self.first = len(self.context)
         self.restarts = [(0, tuple(self.context))]
         if self.room < 1:
             raise EpisodeError(
@@ -191,6 +204,8 @@ class Transcript:
         self.text = (self.said if found.prefix is None else found.prefix) + found.end + found.text
         self.messages.extend(dict(message) for message in messages)
         self._append(tokens, [0.0] * len(tokens), [-1] * len(tokens), sampled=0)
+        if found.prefix is not None or len(tokens) > STEPPED:
+            self.first = len(self.context)
         return True
 
     def completion(self, earned: Score) -> Completion:
@@ -206,7 +221,7 @@ class Transcript:
                 restarts=tuple(self.restarts),
                 messages=tuple(self.messages[self.same :]),
                 counts={name: float(count) for name, count in self.counts.items()},
-                earned=earned,
+                earned=replace(earned, process=tuple(self.process)),
             ),
         )
 
@@ -234,6 +249,10 @@ def row_of(prompt: Prompt, seed: int) -> dict[str, Any]:
 
 def turn_seed(seed: int, turn: int) -> int:
     """Return the seed of an episode's turn; that of the first is the episode's own, as for an answer of one turn."""
-    if turn == 0:
-        return seed
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest(), "little") >> 1
+    return hashed(seed, turn) if turn else seed
+
+
+def hashed(*numbers: int) -> int:
+    """Return 63 bits that depend on these numbers."""
+    whole = "/".join(map(str, numbers))
+    return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "little") >> 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from plaudit.models.config import DecoderConfig
 from plaudit.models.settings import LoraSettings
+from plaudit.rollout.settings import KEPT
 from plaudit.settings.tree import Settings
 from plaudit.types import Role
 
@@ -18,7 +19,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
       gradient and two moments) and 12 more in float32.
     - With activation checkpointing a pass keeps every layer's input, and the activations of one layer; without it,
       those of all layers: per token some 20 times the hidden size and 3 times the inner size.
-    - A cached token takes its keys and values.
+    - A cached token takes its keys and values. With an environment, turns that have ended are cached too.
     - Judges and the reference count as models of the policy's size.
     """
     width, weights = _width(s), config.parameters
@@ -38,7 +39,8 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     if s.samples:
         length = s.data.max_prompt_tokens + s.answer_tokens
         groups = config.kv_heads * config.head_dim
-        parts["cache"] = s.rollout.slots * length * config.layers * 2 * width * groups
+        rows = s.rollout.slots * (1 + KEPT if s.environment.on else 1)
+        parts["cache"] = rows * length * config.layers * 2 * width * groups
     return {part: float(size) for part, size in parts.items() if size}
 
 

@@ -84,14 +84,22 @@ class Leading(Decoding):
         self._broken = False
 
     def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
-        drafts = [(draft.prompt, draft.limit) for draft in new.drafts]
+        drafts = [(draft.prompt, draft.further, draft.limit, draft.sampling.episode) for draft in new.drafts]
         with self._in_step():
-            self._send(["step", drafts, new.fresh, new.copies, slots])
+            self._send(["step", drafts, new.resumed, new.fresh, new.copies, slots])
             return super().logits(new, slots)
 
-    def drawn(self, tokens: Tensor) -> None:
-        super().drawn(tokens)
-        self._unsent.append(["drawn", tokens.tolist()])
+    def drawn(self, tokens: Tensor, given: Sequence[int]) -> None:
+        super().drawn(tokens, given)
+        self._unsent.append(["drawn", tokens.tolist(), list(given)])
+
+    def keep(self, rows: Collection[int], most: int) -> None:
+        super().keep(rows, most)
+        self._unsent.append(["keep", list(rows), most])
+
+    def drop(self) -> None:
+        super().drop()
+        self._unsent.append(["drop"])
 
     def remove(self, rows: Collection[int]) -> None:
         super().remove(rows)
@@ -174,6 +182,8 @@ class Follower:
         commands: Mapping[str, Callable[..., None]] = {
             "step": self._step,
             "drawn": self._drawn,
+            "keep": self.decoding.keep,
+            "drop": self.decoding.drop,
             "remove": self.decoding.remove,
             "take": self._take,
             "forget": self._forget,
@@ -187,16 +197,24 @@ class Follower:
             log.warning("A rollout process cannot follow any longer.", exc_info=error)
             stage.fail(f"{type(error).__name__}: {reason_of(error)}")
 
-    def _step(self, drafts: list[Any], fresh: list[int], copies: list[tuple[int, int]], slots: int) -> None:
-        joining = [Draft(prompt, Sampling(), limit) for prompt, limit in drafts]
-        self.decoding.logits(Admission(joining, fresh, copies), slots)
+    def _step(
+        self, drafts: list[Any], resumed: int, fresh: list[int], copies: list[tuple[int, int]], slots: int
+    ) -> None:
+        joining = [
+            Draft(prompt, Sampling(episode=episode), limit, further=further)
+            for prompt, further, limit, episode in drafts
+        ]
+        self.decoding.logits(Admission(joining, resumed, fresh, copies), slots)
 
-    def _drawn(self, tokens: list[int]) -> None:
+    def _drawn(self, tokens: list[int], given: list[int]) -> None:
         table = self.decoding.table
         assert table is not None
-        self.decoding.drawn(torch.tensor(tokens, device=self.decoding.model.device))
-        for draft, token in zip(table.drafts, tokens, strict=True):
-            draft.tokens.append(token)
+        self.decoding.drawn(torch.tensor(tokens, device=self.decoding.model.device), given)
+        for row, (draft, token) in enumerate(zip(table.drafts, tokens, strict=True)):
+            if row in given:
+                draft.read += 1
+            else:
+                draft.tokens.append(token)
 
     def _take(self, version: int) -> None:
         try:

@@ -1,12 +1,17 @@
 """The native engine: generation in-process on the learner's own decoder, so that sampler and learner never disagree.
 
     generate -> waiting drafts -> admit (prompt computed once, into free rows) -> [decode, sample]* -> Completion
+    an episode's turn -> its cache is kept -> the next turn goes on from it: what is new is read a token a step
 
 Continuous batching: rows of finished sequences are refilled at the next step. Active sequences always fill the first n
 rows of the table (`decode/table.py`), so that empty rows cost no work. One asyncio task takes the steps while there is
 work (`queued.py`). If free rows admit only some of a prompt's samples, the later ones copy its cache from a sibling
 that still runs. Without such a sibling, or after new weights, the prompt is computed again. `decode/forward.py`
-computes the logits. Left out: paging, chunked prefill, speculation.
+computes the logits.
+
+A later turn of an episode is admitted before other drafts. If its cache was dropped, or is on a lost worker, the first
+prompt is computed again, and all later tokens a step each, as the first time: bits do not depend on what was kept.
+Left out: paging, chunked prefill, speculation.
 """
 
 from __future__ import annotations
@@ -23,9 +28,10 @@ from plaudit.rollout.decode.graphs import Record
 from plaudit.rollout.decode.table import Table
 from plaudit.rollout.queued import DIVERGED, Draft, QueuedEngine
 from plaudit.rollout.sampler import sample
+from plaudit.rollout.settings import KEPT
 from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.runtime.memory import memory_tried
-from plaudit.types import Finish
+from plaudit.types import Finish, Sampling
 
 
 @dataclass(slots=True)
@@ -78,7 +84,10 @@ class NativeEngine(QueuedEngine):
         self._forget()
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Copy weights into the decoder; for None, only take the new version. Running sequences keep their KV cache."""
+        """Copy weights into the decoder; for None, only take the new version. Running sequences keep their KV cache. So
+        do finished turns while others run; if none does, the next turns are computed from their start."""
+        if not self._queue.under_way:
+            self.decoding.drop()
         if weights is not None:
             self.decoding.take(weights, version)
         self._loaded(version)
@@ -108,20 +117,36 @@ class NativeEngine(QueuedEngine):
         admission = self._admit(running)
         table, logits = self.decoding.logits(admission, self.slots)
         if admission.drafts:
-            logits = self._begun(table, running, admission, logits)
+            logits = self._begun(table, running + admission.resumed, admission, logits)
         self.counts.steps += 1
         self.counts.tokens += len(table.drafts)
         self.counts.prompt_tokens += sum(len(table.drafts[row].prompt) for row in admission.fresh)
         self._collect(table, logits)
 
+    def _draft(self, prompt: list[int], sampling: Sampling, limit: int) -> Draft:
+        if sampling.episode is None:
+            return super()._draft(prompt, sampling, limit)
+        first = prompt[: sampling.first]
+        same = next((draft.prompt for draft in self._queue.unanswered if draft.prompt == first), first)
+        return Draft(same, sampling, limit, further=prompt[sampling.first :])
+
     def _admit(self, running: int) -> Admission:
         """Give free rows to waiting drafts, in order and within prefill_tokens; to none while the queue is drained."""
         budget, new, waiting = self.prefill_tokens, Admission(), self._queue.waiting
         active = self.table.drafts if self.table else []
-        holders = {id(draft.prompt): row for row, draft in enumerate(active) if draft.begun_by(self.version)}
+        holders = {
+            id(draft.prompt): row
+            for row, draft in enumerate(active)
+            if not draft.further and draft.begun_by(self.version) and id(draft.prompt) in self._first
+        }
+        resumed = set[int | None]()
         while self._queue.open and (row := running + len(new.drafts)) < self.slots:
-            prompt = waiting[0].prompt
-            if (holder := holders.get(id(prompt))) is not None:
+            prompt, episode = waiting[0].prompt, waiting[0].sampling.episode
+            if episode not in resumed and self.decoding.kept.fits(waiting[0]):
+                if len(resumed) < len(new.drafts):
+                    break  # the first of the next step: resumed rows come first
+                resumed.add(episode)
+            elif (holder := holders.get(id(prompt))) is not None:
                 new.copies.append((holder, row))
             elif new.fresh and len(prompt) > budget:
                 break
@@ -130,28 +155,35 @@ class NativeEngine(QueuedEngine):
                 holders[id(prompt)] = row
                 new.fresh.append(row)
             new.drafts.append(waiting.popleft())
+        new.resumed = len(resumed)
         return new
 
     def _begun(self, table: Table, running: int, admission: Admission, logits: Tensor) -> Tensor:
-        """Return a row of logits per active draft, copied for drafts of one prompt and kept for those that wait."""
+        """Return a row of logits per active draft, copied for drafts of one prompt and kept for those that wait.
+        `running`: rows whose token a step has read."""
         prompts = [id(table.drafts[row].prompt) for row in admission.fresh]
         first = self._first | dict(zip(prompts, logits[running:], strict=True))
-        waits = id(self._queue.waiting[0].prompt) if self._queue.waiting else 0
+        waits = next((id(draft.prompt) for draft in self._queue.waiting if not draft.further), 0)
         self._first = {waits: first[waits].clone()} if waits in first else {}  # sampling writes into logits
         if admission.copies:
-            logits = torch.cat((logits[:running], torch.stack([first[id(one.prompt)] for one in admission.drafts])))
+            begun = [first[id(one.prompt)] for one in admission.drafts[admission.resumed :]]
+            logits = torch.cat((logits[:running], torch.stack(begun)))
         return logits
 
     def _collect(self, table: Table, logits: Tensor) -> None:
-        """Sample a token for each row and store it; answer and remove ended rows. Raises FloatingPointError for a
-        log-prob that is not finite. If no row begins or ends and top-p is 1, the host waits for the device once."""
+        """Sample a token for each row and store it, or the next one of its prompt; answer and remove ended rows. Raises
+        FloatingPointError for a log-prob that is not finite. If no row begins or ends and top-p is 1, the host waits
+        for the device once."""
         rows, n = table.rows, len(table.drafts)
         emitted = rows.emitted[:n]
         place = emitted[:, None].clone()
         uniform = rows.uniforms[:n].gather(1, place)[:, 0]
         tokens, logprobs = sample(logits, table.draw, uniform, emitted=emitted, ends=self._end_ids)
         rows.logprobs[:n].scatter_(1, place, logprobs[:, None])
-        self.decoding.drawn(tokens)
+        known = {row: token for row, draft in enumerate(table.drafts) if (token := draft.given) is not None}
+        if known:
+            tokens[torch.tensor([*known], device=tokens.device)] = torch.tensor([*known.values()], device=tokens.device)
+        self.decoding.drawn(tokens, list(known))
         ended = torch.isin(tokens, self._end_ids)
         # 0: the sequence continues, 1: length limit, 2: end token, 4 or more: the model has diverged.
         codes = (emitted >= rows.limit[:n]) + 2 * ended + 4 * ~logprobs.isfinite()
@@ -160,6 +192,9 @@ class NativeEngine(QueuedEngine):
         for row, (draft, code, token) in enumerate(zip(table.drafts, *news, strict=True)):
             if code >= 4:
                 raise FloatingPointError(DIVERGED)
+            if row in known:
+                draft.read += 1
+                continue
             draft.tokens.append(token)
             if code or draft.sampling.stop:
                 ending = self._ending(draft, ended=code >= 2, full=code == 1)
@@ -170,4 +205,7 @@ class NativeEngine(QueuedEngine):
                 draft = table.drafts[row]
                 draft.logprobs = found[: len(draft.tokens)]
                 self._answer(draft, *finished[row])
+            turns = [row for row in finished if table.drafts[row].sampling.episode is not None]
+            if turns:
+                self.decoding.keep(turns, KEPT * self.slots)
             self.decoding.remove(finished)

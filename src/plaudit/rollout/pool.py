@@ -1,6 +1,7 @@
 """Many rollout workers as one engine, which survives the loss of some and uses others that join.
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
+    a later turn of an episode -> the worker that sampled the turn before
     publish(shipment) -> load on every worker -> version and digest confirmed; a worker that does not is replaced
     sleep, wake -> workers free memory for those that share their devices, and take it back
     begin(attempt) -> earlier requests are dropped on all workers, and new weights are awaited
@@ -25,6 +26,9 @@ from plaudit.types import Completion, Sampling
 from plaudit.types.distant import BYTES, arrived
 from plaudit.weights.pieces import WeightsError
 from plaudit.weights.transport import Shipment
+
+MOST_EPISODES = 1 << 16
+"""Episodes of which the pool knows who sampled their last turns, the newest ones."""
 
 
 class WeightsRefused(WorkerLost):
@@ -64,6 +68,7 @@ class Pool:
         self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()
         """`doing(worker's name, phase)` is entered while the worker samples, to record it."""
         self._open = 0
+        self._turns: dict[int, Worker[RolloutWorker]] = {}
         self._shipment: Shipment | None = None
         self.awake = asyncio.Event()
         """Cleared by `sleep`, set by `wake`."""
@@ -90,9 +95,11 @@ class Pool:
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
         cost = sum(sampling.max_tokens for sampling in plan)
+        episode = plan[0].episode if plan else None
         self._open += 1
 
         async def ask(worker: Worker[RolloutWorker]) -> list[Completion]:
+            self._remember(episode, worker)
             asked = self.attempt, list(prompt_tokens), list(plan)
             with self.doing(worker.name, "samples"):
                 if self._stay is None or BYTES * cost < self._stay:
@@ -101,9 +108,21 @@ class Pool:
                 return arrived(loads(reply), source)
 
         try:
-            return await self.supervisor.asked(cost, ask)
+            return await self.supervisor.asked(cost, ask, first=self._place(episode))
         finally:
             self._open -= 1
+
+    def _remember(self, episode: int | None, worker: Worker[RolloutWorker]) -> None:
+        if episode is not None:
+            self._turns.pop(episode, None)
+            self._turns[episode] = worker
+            if len(self._turns) > MOST_EPISODES:
+                del self._turns[next(iter(self._turns))]
+
+    def _place(self, episode: int | None) -> Place[RolloutWorker] | None:
+        """Return the place of the worker that sampled the last turn of an episode, and may have kept its cache."""
+        worker = None if episode is None else self._turns.get(episode)
+        return next((place for place in self.supervisor.all if worker and place.worker is worker), None)
 
     # --- weights
 

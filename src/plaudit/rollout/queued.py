@@ -35,6 +35,10 @@ class Draft:
     sampling: Sampling
     limit: int
     """Most tokens of the answer."""
+    further: list[int] = field(default_factory=list)
+    """Tokens of the prompt that are read one a step, after `prompt`."""
+    read: int = 0
+    """Number of `further` tokens that have been read, or are read by the next step."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Log-probs that have left the device."""
@@ -43,8 +47,18 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer."""
-        return len(self.prompt) + len(self.tokens)
+        """Tokens so far of prompt and answer."""
+        return len(self.prompt) + self.read + len(self.tokens)
+
+    @property
+    def most(self) -> int:
+        """Most tokens of prompt and answer."""
+        return len(self.prompt) + len(self.further) + self.limit
+
+    @property
+    def given(self) -> int | None:
+        """The next token if it is the prompt's, None if it is to be sampled."""
+        return self.further[self.read] if self.read < len(self.further) else None
 
     def begun_by(self, version: int) -> bool:
         """True if the weights of `version` computed the prompt: they drew its first token, or none has a version."""
@@ -74,7 +88,12 @@ class QueuedEngine(ABC):
             raise RuntimeError("The engine is asleep or closed. Call wake() before generate().")
         check_request(prompt_tokens, plan, self.max_length)
         prompt, room = list(prompt_tokens), self.max_length - len(prompt_tokens)
-        return await self._queue.ask([Draft(prompt, one, min(one.max_tokens, room)) for one in plan])
+        drafts = [self._draft(prompt, one, min(one.max_tokens, room)) for one in plan]
+        return await self._queue.ask(drafts, ahead=any(0 < one.first < len(prompt) for one in plan))
+
+    def _draft(self, prompt: list[int], sampling: Sampling, limit: int) -> Draft:
+        """Return the draft of an answer; `prompt` is the same object in all of a call."""
+        return Draft(prompt, sampling, limit)
 
     async def drain(self) -> None:
         await self._queue.drain()
@@ -128,7 +147,7 @@ class QueuedEngine(ABC):
         Raises OutOfMemory if `used` was 1."""
         self._forget()
         for draft in self._queue.again():
-            draft.tokens, draft.logprobs, draft.versions = [], [], []
+            draft.read, draft.tokens, draft.logprobs, draft.versions = 0, [], [], []
         self.slots = fewer_slots(used)
 
     def _ending(self, draft: Draft, *, ended: bool, full: bool) -> tuple[Finish, str] | None:
@@ -166,6 +185,8 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
         for leaf in DRAWN:
             if not leaf.rule.takes(values[leaf.key]):
                 raise ValueError(replace(leaf, value=values[leaf.key]).complaint())
+        if sampling.episode is not None and not 1 <= sampling.first <= len(prompt_tokens):
+            raise ValueError(f"first={sampling.first} must be from 1 to the {len(prompt_tokens)} tokens of the prompt")
         if "" in sampling.stop:
             raise ValueError("stop has an empty string, which would stop at once: remove it")
 

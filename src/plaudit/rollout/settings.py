@@ -10,6 +10,8 @@ from plaudit.support.fields import Section, setting, shown
 from plaudit.types import Sampling
 
 ENGINES = ("native", "vllm")
+KEPT = 2
+"""Finished turns of episodes whose KV caches wait for the next turns, a slot. The oldest is dropped first."""
 LEAST_TEMPERATURE = 0.01
 """vLLM silently raises lower temperatures to this."""
 
@@ -89,7 +91,8 @@ class RolloutSettings(DrawSettings):
     min_tokens: int = setting(0, least=0, unit="tokens")
     """Shortest answer; above 0 it biases ratios unless algorithm.recompute_old is set."""
     slots: int = setting(64, least=1)
-    """Sequences that each worker decodes at once."""
+    """Sequences that each worker decodes at once. With an environment, twice as many finished turns keep their caches
+    for the turns that follow."""
     workers: Any = 1
     """Number of rollout workers; more than one needs runtime=ray. With [2, 6] a run starts with two, and uses up to six
     while nodes have free resources."""

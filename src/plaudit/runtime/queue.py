@@ -48,13 +48,17 @@ class Queue(Generic[Question, Answer]):
         self._tasks: list[asyncio.Task[None]] = []
         self._held = False
 
-    async def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the answers in order, once all are there. Raises the error of `work`."""
+    async def ask(self, questions: Sequence[Question], *, ahead: bool = False) -> list[Answer]:
+        """Return the answers in order, once all are there. With `ahead`, these questions are taken before those that
+        wait. Raises the error of `work`."""
         if not questions:
             return []
         call: _Call[Question, Answer] = _Call(questions, asyncio.get_running_loop().create_future())
         self._calls.update(dict.fromkeys(questions, call))
-        self.waiting += questions
+        if ahead:
+            self.waiting.extendleft(reversed(questions))
+        else:
+            self.waiting += questions
         self._wake()
         try:
             return await call.future

@@ -14,6 +14,8 @@ from typing import Any
 
 from plaudit.types.episode import Episode as Episode
 from plaudit.types.numbers import Numbers as Numbers
+from plaudit.types.sampling import Finish as Finish
+from plaudit.types.sampling import Sampling as Sampling
 from plaudit.types.score import LARGEST_SCORE as LARGEST_SCORE
 from plaudit.types.score import NOT_APPLICABLE as NOT_APPLICABLE
 from plaudit.types.score import Score as Score
@@ -32,19 +34,6 @@ class Role(StrEnum):
     JUDGE = "judge"
 
 
-class Finish(StrEnum):
-    """Why a completion ended."""
-
-    EOS = "eos"
-    """The model emitted an end token, which is the completion's last token."""
-    STOP = "stop"
-    """A stop string appeared; the text is cut before it, the tokens are kept as sampled."""
-    LENGTH = "length"
-    """`max_tokens` or the model's context was reached: the answer is unfinished."""
-    TURNS = "turns"
-    """An episode reached its limit of turns: it is unfinished."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt, tokenised and ready to be answered.
@@ -58,27 +47,6 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] = ()
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How one completion is drawn. `temperature=0` is greedy. `top_k=0` and `top_p=1` keep the whole distribution.
-    Log-probs are of the distribution that tokens are drawn from, after temperature, top-k, top-p and `min_tokens`."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_tokens: int = 0
-    max_tokens: int = 64
-    stop: tuple[str, ...] = ()
-    special_tokens: bool = False
-    """True if the completion's text shows special tokens, but never the end token."""
-    seed: int = 0
-    """Seed of this completion: the sample does not depend on the engine's other work."""
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +86,8 @@ class Response:
     score: Score
     reward: float | None
     """`score.value` after shaping. None if there is no score, or an unfinished answer continues or is left out."""
+    process: tuple[tuple[int, float], ...] = ()
+    """`score.process` after shaping: the part of `reward` that stands at tokens before the end."""
     continues: bool = False
     """True for an unfinished answer without a reward: the critic's value after its last token stands for the rest."""
     greedy: bool = False
@@ -164,6 +134,8 @@ class Row:
     reference: Sequence[float] | None = None
     """Reference log-probs, if they were computed once before training."""
     reward: float = 0.0
+    process: tuple[tuple[int, float], ...] = ()
+    """(token, reward) pairs of this row: the part of the answer's reward that stands there, and not at its end."""
     baseline: float = 0.0
     weight: float = 1.0
     """Relative weight of the row (1 / pairs of its prompt for a reward model)."""

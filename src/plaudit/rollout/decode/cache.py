@@ -96,6 +96,15 @@ class Cache(ABC):
         """Move the first `length` positions of slot sources[i] to slot targets[i]; the source is then free."""
         self.copy(sources, targets, length)
 
+    def taken(self, slot: int, length: int) -> list[Tensor]:
+        """Return copies of at least the first `length` positions of a slot, as `put` takes them."""
+        return [part[slot].clone() for part in self.used(length)]
+
+    def put(self, slot: int, parts: Sequence[Tensor], length: int) -> None:
+        """Write what was `taken` with this length into a slot of this cache, or of another of its class."""
+        for part, own in zip(self.used(length), parts, strict=True):
+            part[slot] = own
+
     def grown(self, config: DecoderConfig, length: int) -> Self:
         """Return a larger cache, of at least `length` positions, with the same contents."""
         larger = type(self)(config, self.slots, length, dtype=self.dtype, device=self.device)

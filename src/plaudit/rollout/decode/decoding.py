@@ -7,7 +7,7 @@ Left out: which drafts join, and how tokens are drawn. The engine decides both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from plaudit.models.decoder import Decoder
 from plaudit.rollout.accepted import take_weights
 from plaudit.rollout.decode.forward import Forward
 from plaudit.rollout.decode.graphs import Record
+from plaudit.rollout.decode.kept import Kept
 from plaudit.rollout.decode.table import Table
 from plaudit.rollout.queued import Draft
 
@@ -26,6 +27,8 @@ class Admission:
     """Drafts (completions being sampled) that start in the same decoding step, in the rows after the running ones."""
 
     drafts: list[Draft] = field(default_factory=list)
+    resumed: int = 0
+    """Number of the first drafts, which go on from their episodes' last turns."""
     fresh: list[int] = field(default_factory=list)
     """Rows whose prompt is computed now."""
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -38,6 +41,7 @@ class Decoding:
     def __init__(self, model: Decoder, recorder: Callable[[torch.device], Record] | None = None):
         self.model, self.forward = model, Forward(model, recorder)
         self.table: Table | None = None
+        self.kept = Kept()
 
     @property
     def running(self) -> int:
@@ -46,12 +50,14 @@ class Decoding:
     @torch.no_grad()
     def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
         """Start the drafts that join. Return the table, and logits (rows, vocab): after the last token of each row that
-        ran before, then after the prompt of each row in `new.fresh`."""
+        ran before or is resumed, then after the prompt of each row in `new.fresh`."""
         running = self.running
         table = self.table = self._joined(new.drafts, slots)
-        logits = self.forward.logits(table, running, new.fresh)
+        if new.resumed:
+            table.resume(running, [self.kept.take(draft) for draft in new.drafts[: new.resumed]])
+        logits = self.forward.logits(table, running + new.resumed, new.fresh)
         if new.drafts:
-            table.start(running, new.copies)
+            table.start(running + new.resumed, new.copies)
         return table, logits
 
     def _joined(self, drafts: list[Draft], slots: int) -> Table:
@@ -63,11 +69,22 @@ class Decoding:
             table.join(drafts)
         return table
 
-    def drawn(self, tokens: Tensor) -> None:
-        """Store each row's newest token (rows,) in the table. The engine, or `Follower`, appends it to the drafts."""
+    def drawn(self, tokens: Tensor, given: Sequence[int]) -> None:
+        """Store each row's newest token (rows,) in the table; in the rows `given` it is the prompt's. The engine, or
+        `Follower`, notes it in the drafts."""
         assert self.table is not None
-        self.table.rows.last[: len(tokens)] = tokens
-        self.table.rows.emitted[: len(tokens)] += 1
+        self.table.rows.drawn(tokens, given)
+
+    def keep(self, rows: Collection[int], most: int) -> None:
+        """Keep the caches of these rows, whose drafts have ended, for their episodes' next turns: at most `most`."""
+        assert self.table is not None
+        for row in rows:
+            draft = self.table.drafts[row]
+            self.kept.put(draft, self.table.cache.taken(row, draft.length - 1), most)
+
+    def drop(self) -> None:
+        """Keep no turn any longer."""
+        self.kept = Kept()
 
     def remove(self, rows: Collection[int]) -> None:
         if self.table and rows:
@@ -79,5 +96,5 @@ class Decoding:
 
     def forget(self) -> None:
         """Drop all drafts, and free the memory of cache and recordings; the next step allocates it again."""
-        self.table = None
+        self.table, self.kept = None, Kept()
         self.forward.forget()

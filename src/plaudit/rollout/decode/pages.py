@@ -64,6 +64,12 @@ class PageCache(Cache):
         froms, tos = list(sources), list(targets)
         self.where[[*froms, *tos]] = self.where[[*tos, *froms]]
 
+    def taken(self, slot: int, length: int) -> list[Tensor]:
+        return super().taken(int(self.where[slot]), length)
+
+    def put(self, slot: int, parts: Sequence[Tensor], length: int) -> None:
+        super().put(int(self.where[slot]), parts, length)
+
     def grown(self, config: DecoderConfig, length: int) -> Self:
         larger = super().grown(config, length)
         larger.where = self.where

@@ -1,7 +1,7 @@
 """The drafts that the native engine decodes side by side. Entry i of the drafts, row i of the tensors and slot i of the
 cache belong together.
 
-    join (after the running ones) -> start -> a token a step -> remove (the last ones close the gaps)
+    join (after the running ones) -> resume, start -> a token a step -> remove (the last ones close the gaps)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plaudit.models.config import DecoderConfig
+from plaudit.rollout.decode.kept import Turn
 from plaudit.rollout.decode.pages import make_cache
 from plaudit.rollout.queued import Draft
 from plaudit.rollout.sampler import Draw, uniforms
@@ -41,6 +42,13 @@ class Table:
         if self.rows.length < answer:
             self.rows = self.rows.grown(answer)
         self.drafts += drafts
+
+    def resume(self, running: int, turns: Sequence[Turn]) -> None:
+        """Write the cache of these finished turns into the rows after the first `running`, whose drafts go on."""
+        for row, turn in enumerate(turns, running):
+            self.cache.put(row, turn.parts, len(turn.tokens))
+            self.drafts[row].read = len(turn.tokens) - turn.first + 1
+        self.rows.start(running, self.drafts[running : running + len(turns)])
 
     def start(self, running: int, copies: Sequence[tuple[int, int]]) -> None:
         """Prepare the rows of the drafts that joined after the first `running`. `copies`: pairs of a row whose cache
@@ -81,7 +89,7 @@ class Table:
 
 def _lengths(drafts: Sequence[Draft]) -> tuple[int, int]:
     """Return the most tokens that a draft (prompt and answer) and an answer may get, in multiples of LENGTH_STEP."""
-    total = max(len(draft.prompt) + draft.limit for draft in drafts)
+    total = max(draft.most for draft in drafts)
     answer = max(draft.limit for draft in drafts)
     return -(-total // LENGTH_STEP) * LENGTH_STEP, -(-answer // LENGTH_STEP) * LENGTH_STEP
 
@@ -110,14 +118,26 @@ class Rows:
 
     def start(self, base: int, drafts: Sequence[Draft]) -> None:
         """Write the sampling state of these new drafts into the rows from `base` on."""
+        if not drafts:
+            return
         part = slice(base, base + len(drafts))
-        sizes = [[draft.limit for draft in drafts], [len(draft.prompt) for draft in drafts]]
+        last = [draft.further[draft.read - 1] if draft.read else 0 for draft in drafts]
+        sizes = [[draft.limit for draft in drafts], [draft.length for draft in drafts], last]
         self.emitted[part] = 0
-        self.limit[part], self.prompt[part] = torch.tensor(sizes, device=self.last.device)
+        self.limit[part], self.prompt[part], self.last[part] = torch.tensor(sizes, device=self.last.device)
         drawn = torch.zeros(len(drafts), max(sizes[0]))
         for row, draft in enumerate(drafts):
             drawn[row, : draft.limit] = uniforms(draft.sampling, draft.limit)
         self.uniforms[part, : drawn.shape[1]] = drawn.to(self.last.device)
+
+    def drawn(self, tokens: Tensor, given: Sequence[int]) -> None:
+        """Store the newest token (n,) of the first n rows. In the rows `given` it is the prompt's, not sampled."""
+        n, place = len(tokens), torch.tensor(given, dtype=torch.int64, device=tokens.device)
+        self.last[:n] = tokens
+        self.emitted[:n] += 1
+        if given:
+            self.emitted[place] -= 1
+            self.prompt[place] += 1
 
     def logprobs_of(self, rows: Sequence[int], longest: int) -> list[list[float]]:
         """Return the first `longest` log-probs of each of these rows."""
