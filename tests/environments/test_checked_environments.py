@@ -10,6 +10,7 @@ import pytest
 import worlds
 
 from plaudit.preflight.check import Preflight, preflight
+from plaudit.preflight.checking import lines
 
 WORLDS = Path(worlds.__file__)
 Recipe = Callable[..., dict[str, Any]]
@@ -28,6 +29,16 @@ def test_prompts_show_the_tools(make_recipe: Recipe, tmp_path: Path) -> None:
     assert [one.text for one in found.findings if one.problem] == []
     shown = "".join(str(part) for part in found.previews[0].rows[0])
     assert '"name": "add"' in shown and '"name": "wait"' in shown
+
+
+def test_an_episode_is_played_without_a_model(make_recipe: Recipe, tmp_path: Path) -> None:
+    """`add` is the first tool of Sums, with whole numbers; then the reference ends the episode."""
+    found = checked(make_recipe, tmp_path)
+    said = [line.partition(":")[0] for line in found.episode]
+    assert said[:3] == ["assistant", "tool", "assistant"]
+    assert "add" in found.episode[0] and found.episode[1] == "tool: 2"
+    assert found.episode[-1].startswith("reward ")
+    assert any("an episode of the first prompt" in line for line in lines(found))
 
 
 @pytest.mark.parametrize(

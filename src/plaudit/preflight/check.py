@@ -9,6 +9,7 @@ torch are not loaded, and nothing is written.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import sys
@@ -25,6 +26,7 @@ from plaudit.data.read import fetched, scan_rows
 from plaudit.data.settings import DataSettings, absent
 from plaudit.environments.base import World
 from plaudit.environments.episodes import forms_of
+from plaudit.environments.rehearsal import rehearsed
 from plaudit.models.config import DecoderConfig
 from plaudit.models.described import end_ids, folder_config
 from plaudit.models.families import read_config
@@ -46,6 +48,7 @@ from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped
 from plaudit.support.paths import at_home, check_writable, is_here
+from plaudit.support.visible import visible
 from plaudit.types import Prompt
 
 ROWS = 512
@@ -53,6 +56,8 @@ ROWS = 512
 PATIENCE = 1.0
 """Seconds that a reward server may take to answer."""
 UNKNOWN = re.compile(r"there is no setting ([\w.]+)")
+EPISODE_LINE = 200
+"""Most characters that are shown of a message."""
 ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 """Errors with messages for users; a check that raises one becomes a finding."""
 
@@ -78,6 +83,8 @@ class Preflight:
     """The run's settings; None if they cannot be read."""
     findings: list[Finding] = field(default_factory=list)
     previews: list[Preview] = field(default_factory=list)
+    episode: list[str] = field(default_factory=list)
+    """Lines of the first prompt's episode, with turns that no model wrote."""
     needs: dict[str, float] = field(default_factory=dict)
     """`memory`: bytes of a training rank. `disk`: bytes of checkpoints. `parameters`: number of the policy's."""
     here: list[str] = field(default_factory=list)
@@ -235,23 +242,35 @@ def _data(found: Preflight, s: Settings) -> None:
         whole = DataSettings(train=here["train"], validation=here["validation"])
         sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
         looked = replace(whole, **{key: getattr(s.data, key) for key in sound})
-        refers, tools = check_reference(s.rewards), list[Any]()
+        refers, tools, chats = check_reference(s.rewards), list[Any](), None
         if s.environment.on:
             with found.asking("environment"):
                 world = World(s.environment)
                 tools = world.schemas
-                forms_of(Chats(tokenizer, looked, ends, tools), world)
+                chats = Chats(tokenizer, looked, ends, tools)
+                forms_of(chats, world)
         kind = s.objective.data
         found.previews = list(previewed(looked, kind, tokenizer, ends, rows=ROWS, refers=refers, tools=tools))
         for preview in found.previews:
             _rows(found, s, preview)
         found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")
         if s.samples:
-            _functions(found, s, [item for one in found.previews for item in one.items])
+            prompts = [item for one in found.previews for item in one.items]
+            _functions(found, s, prompts)
+            if chats is not None and prompts and prompts[0].messages:
+                with found.asking("environment"):
+                    found.episode = _episode(prompts[0], chats, world)
         _room(found, s, tokenizer)
         read = not any(one.problem for one in found.previews) and len(here["train"]) == len(s.data.fed)
         if read and s.data.stream == 0:
             found.doubt(few_steps(s, _steps(s)), "train.epochs")
+
+
+def _episode(prompt: Prompt, chats: Chats, world: World) -> list[str]:
+    """Play an episode whose turns no model wrote, and return its lines."""
+    messages, worth = rehearsed(prompt, chats, world)
+    said = [f"{one['role']}: {one.get('content') or json.dumps(one.get('tool_calls'))}" for one in messages]
+    return [visible(line, line=True)[:EPISODE_LINE] for line in (*said, worth)]
 
 
 def _steps(s: Settings) -> int:

@@ -57,6 +57,7 @@ def plain(one: Preflight) -> dict[str, Any]:
             }
             for preview in one.previews
         ],
+        "episode": one.episode,
     }
 
 
@@ -73,6 +74,9 @@ def lines(one: Preflight) -> Iterator[str]:
         yield f"  {report.source} ({report.role}): {which if report.read else 'no rows'}"
         for item in preview.rows:
             yield from (f"    {'or ' if number else ''}{row_line(row)}" for number, row in enumerate(item))
+    if one.episode:
+        yield "  an episode of the first prompt, whose turns no model wrote:"
+        yield from (f"    {line}" for line in one.episode)
     if one.needs:
         sizes = ", ".join(f"{part} {size / 2**30:.1f} GiB" for part, size in one.needs.items() if part != "parameters")
         yield f"  {one.needs['parameters'] / 1e6:,.1f} M parameters; full passes and checkpoints take {sizes}"
