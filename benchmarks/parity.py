@@ -64,8 +64,8 @@ class Case:
 def batch_of(given: Problem, method: Objective) -> tuple[Batch, Callable[[Tensor], Tensor]]:
     """The problem as a batch, and how a grid becomes a column."""
     rows = [
-        Row(tokens=(0,) * (BEFORE + n), trainable=(False,) * BEFORE + (whether,) * n, group=place // given.group)
-        for place, (n, whether) in enumerate(zip(given.lengths, given.mask[:, 0].tolist(), strict=True))
+        Row(tokens=(0,) * (BEFORE + n), trainable=[False] * BEFORE + trained[:n], group=place // given.group)
+        for place, (n, trained) in enumerate(zip(given.lengths, given.mask.tolist(), strict=True))
     ]
     batch = Batch.of(rows, unit=method.unit)
 
@@ -239,6 +239,9 @@ def online_cases(ppo: trl.OfPPO) -> list[Case]:
     def half(side: Side) -> Side:
         return lambda given, current: side(trl.cut(given), current)
 
+    def turns(side: Side) -> Side:
+        return lambda given, current: side(trl.episodes(given), current)
+
     def half_of_rloo(given: Problem, current: Tensor) -> Tensor:
         masked = given.advantages[~trl.cut(given).mask[:, 0]]
         return half(trl.rloo)(given, current) + masked.sum() / len(given.lengths)
@@ -252,6 +255,10 @@ def online_cases(ppo: trl.OfPPO) -> list[Case]:
             case(f"{name}, half of the answers cut", half(partial(ours, method)), half(theirs))
             for name, method, theirs in policies[:-1]
             if name not in with_kl
+        ),
+        *(
+            case(f"{name}, episodes with tools", turns(partial(ours, method)), turns(theirs))
+            for name, method, theirs in policies[:-1]
         ),
         case("RLOO, half of the answers cut", half(partial(ours, rloo)), half_of_rloo, cut_note),
         differs("RLOO, ratio by token (default)", partial(ours, RLOO()), trl.rloo, "ratio is the sequence's"),

@@ -28,6 +28,7 @@ class Problem:
     rewards: Tensor  # (r,)
     margins: Tensor  # (r / 2,)
     group: int = 4
+    tools: Tensor | None = None  # (r, w): tokens of an answer that a tool wrote; None without tools
 
     def current(self, weights: Tensor) -> Tensor:
         """The policy's log-probs, below 0."""

@@ -214,6 +214,9 @@ def grpo(
 ) -> Tensor:
     from trl import GRPOTrainer
 
+    inputs = policy_inputs(problem)
+    if problem.tools is not None:
+        inputs |= {"completion_mask": (problem.mask | problem.tools).long(), "tool_mask": (~problem.tools).long()}
     trainer = policy_shell(
         current,
         importance_sampling_level=level,
@@ -224,7 +227,7 @@ def grpo(
         epsilon_high=clip[1],
         max_completion_length=9,
     )
-    return GRPOTrainer._compute_loss(trainer, None, policy_inputs(problem))
+    return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
 def cut(problem: Problem) -> Problem:
@@ -244,6 +247,12 @@ def cut(problem: Problem) -> Problem:
         completion_mask=problem.mask.long(),
     )
     return replace(problem, mask=found["completion_mask"].bool())
+
+
+def episodes(problem: Problem) -> Problem:
+    """The problem with answers of several turns: every third token of an answer, from the second on, is a tool's."""
+    said = problem.mask & (torch.arange(problem.mask.shape[1]) % 3 == 1)
+    return replace(problem, mask=problem.mask & ~said, tools=said)
 
 
 def rloo(problem: Problem, current: Tensor) -> Tensor:
