@@ -28,36 +28,36 @@ ROOMS = {
     "__main__": (10, "`python -m plaudit`"),
     "__init__": (80, "the names that `import plaudit` gives"),
     "types": (
-        545,
-        "rows, prompts and answers, as every room speaks of them; distant numbers (235), checks (40), episodes (90)",
+        575,
+        "rows, prompts and answers, as every room speaks of them; distant numbers (235), checks (40), episodes (105)",
     ),
-    "batch": (240, "rows as tensors; the line between plain values and arithmetic"),
+    "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1255,
+        1260,
         "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); gym (115)",
     ),
-    "maths": (480, "one function for each formula"),
+    "maths": (510, "one function for each formula"),
     "compute": (
         1955,
         "our kernels' Python side, torch's form, compiled on GPUs (125); knows addresses; axes (250), boxes (45)",
     ),
     "runtime": (
-        2740,
+        2745,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
         1980,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
-    "algorithms": (1265, "a file for each method and two for what they share; rows of episodes (65)"),
+    "algorithms": (1285, "a file for each method and two for what they share; rows of episodes (65), of turns (20)"),
     "data": (
         4665,
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
     ),
     "rewards": (
-        3050,
-        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190); episodes (35); gym",
+        3085,
+        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190); episodes (70); gym",
     ),
     "models": (
         3725,
@@ -69,8 +69,8 @@ ROOMS = {
     ),
     "tasks": (540, "the demo's language, rows and gold reward; sums told in words (65)"),
     "rollout": (
-        3440,
-        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
+        3640,
+        "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
     "learn": (2320, "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120)"),
     "loop": (
@@ -79,8 +79,8 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        740,
-        "episodes of several turns: an environment of the user's, sampled turns, what stands between",
+        830,
+        "episodes of several turns: an environment of the user's, sampled turns, what stands between; rehearsed (55)",
     ),
     "settings": (1060, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
@@ -101,8 +101,8 @@ ROOMS = {
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3090,
-        "before a run: check (580), layout (150), profile (600), costs (630), placements and search (635) (optional)",
+        3120,
+        "before a run: check (610), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
     "commands": (
         2240,

@@ -55,6 +55,7 @@ class Batch:
     advantages: Tensor | None = None  # (n,)
     returns: Tensor | None = None  # (n,) value targets, in the critic's units
     reward: Tensor | None = None  # (r,) scalar reward of the answer
+    process: Tensor | None = None  # (n,) the part of the reward that stands at tokens before the end; None for none
     baseline: Tensor | None = None  # (r,) reward of the greedy answer (ReMax)
     row_weight: Tensor | None = None  # (r,) relative; once weighed, the unit's share of the optimizer step
     margin: Tensor | None = None  # (r,) by how much the chosen row should beat the rejected one
@@ -79,6 +80,7 @@ class Batch:
             version=_flat([row.versions for row in rows], "int64"),
             reference=_flat([row.reference for row in rows], "float32"),
             reward=torch.tensor([row.reward for row in rows], dtype=torch.float32),
+            process=_process(rows) if any(row.process for row in rows) else None,
             baseline=torch.tensor([row.baseline for row in rows], dtype=torch.float32),
             row_weight=torch.tensor([row.weight for row in rows], dtype=torch.float32),
             margin=torch.tensor([row.margin for row in rows], dtype=torch.float32),
@@ -230,6 +232,15 @@ class Batch:
 
 
 TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in ("unit", "sources", *ROW_COLUMNS))
+
+
+def _process(rows: Sequence[Row]) -> Tensor:
+    """Return each token's process reward, (n,)."""
+    parts = [torch.zeros(len(row.tokens)) for row in rows]
+    for row, part in zip(rows, parts, strict=True):
+        for place, reward in row.process:
+            part[place] += reward
+    return torch.cat(parts)
 
 
 def _flat(columns: Sequence[Sequence[Any] | None], kind: str) -> Tensor | None:

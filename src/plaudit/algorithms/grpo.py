@@ -14,7 +14,8 @@ from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.algorithms.rows import Answers
 from plaudit.batch import Batch
-from plaudit.maths.advantages import group_centred
+from plaudit.maths.advantages import by_turn, group_centred
+from plaudit.maths.ragged import row_sum
 from plaudit.support.fields import setting
 from plaudit.types import Group, Role, Row, Stats
 
@@ -32,6 +33,9 @@ class GRPO(PolicyGradient):
     samples: int = setting(8, least=2)
     scale_rewards: bool = True
     """Divide advantages by the standard deviation of the group's rewards; Dr.GRPO does not."""
+    turn_credit: float | None = setting(None, least=0)
+    """Credit by turn: a turn's tokens get its own process rewards against the group's at the same turn, plus this
+    number times the advantage of what is earned at the end. null: all tokens get the whole reward's advantage."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal by groups of further prompts (DAPO)."""
     dynamic_sampling_part: str | None = None
@@ -66,6 +70,12 @@ class GRPO(PolicyGradient):
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         answers = Answers(batch)
-        advantage = group_centred(answers.of(batch.reward), answers.of(batch.group), scale=self.scale_rewards)
-        batch = batch.with_columns(advantages=spread(advantage, batch))
+        reward, group = answers.of(batch.reward), answers.of(batch.group)
+        if self.turn_credit is None or batch.process is None:
+            advantages = spread(group_centred(reward, group, scale=self.scale_rewards), batch)
+        else:
+            reward = reward - row_sum(batch.process, answers.token, answers.count)
+            advantages = by_turn(batch.process, batch.trainable, answers.token, group, scale=self.scale_rewards)
+            advantages += self.turn_credit * spread(group_centred(reward, group, scale=self.scale_rewards), batch)
+        batch = batch.with_columns(advantages=advantages)
         return batch, credit_figures(batch, kl=reference_kl(batch)[1] if self.kl_in_loss else None)

@@ -68,7 +68,9 @@ class PPO(PolicyGradient):
         beta = memory.get("kl_coefficient", self.kl_coefficient)
         kl, row_kl = reference_kl(batch)
         answers = Answers(batch)
-        rewards = token_rewards(answers.of(batch.reward), kl, batch.trainable, answers.token, coefficient=beta)
+        rewards = token_rewards(
+            answers.of(batch.reward), kl, batch.trainable, answers.token, coefficient=beta, process=batch.process
+        )
         moments = Moments(*(memory.get(f"values/{name}", 0.0) for name in ("first", "second", "debias")))
         values = batch.values * moments.std + moments.mean
         after = answers.of((batch.bootstrap * moments.std + moments.mean) * batch.continues)

@@ -47,7 +47,14 @@ class Reinforce(PolicyGradient):
         reward = answers.of(batch.reward)
         if self.group_baseline:
             reward = group_centred(reward, answers.of(batch.group), scale=False)
-        rewards = token_rewards(reward, kl, batch.trainable, answers.token, coefficient=self.kl_coefficient)
+        rewards = token_rewards(
+            reward,
+            kl,
+            batch.trainable,
+            answers.token,
+            coefficient=self.kl_coefficient,
+            process=batch.process,
+        )
         returns = return_to_go(rewards, batch.trainable, answers.token, answers.count, discount=self.discount)
         batch = batch.with_columns(advantages=whiten(returns, batch.trainable))
         return batch, credit_figures(batch, kl=row_kl, grouped=self.group_baseline)

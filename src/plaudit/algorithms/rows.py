@@ -20,10 +20,11 @@ def rows_of(group: Group, response: Response, *, baseline: float = 0.0) -> list[
     """Return the rows of a response: one, and one more for each restart of an episode. What precedes an answer is not
     trained, with log-probs 0 and version -1."""
     assert response.reward is not None or response.continues, "a response without a reward has no row"
+    reward = sum(reward for _, reward in response.process) if response.reward is None else response.reward
     rows, answer = list[Row](), response.completion
     whole = [(group.prompt.tokens, slice(None))]
     for prefix, part in whole if answer.episode is None else answer.episode.sequences(group.prompt.tokens):
-        before = len(prefix)
+        before, (first, last, _) = len(prefix), part.indices(len(answer.tokens))
         row = Row(
             tokens=joined(Numbers("i", prefix), response.tokens[part]),
             trainable=joined(Numbers("b", bytes(before)), response.trainable[part]),
@@ -31,7 +32,8 @@ def rows_of(group: Group, response: Response, *, baseline: float = 0.0) -> list[
             further=bool(rows),
             logprobs=joined(Numbers("f", bytes(4 * before)), answer.logprobs[part]),
             versions=joined(Numbers("i", [-1] * before), answer.versions[part]),
-            reward=response.reward or 0.0,
+            reward=reward,
+            process=tuple((before + at - first, one) for at, one in response.process if first <= at < last),
             baseline=baseline,
             continues=response.continues,
         )

@@ -4,7 +4,7 @@
         def reset(self, **row): ...          -> a first question (a text, or messages) after the row's prompt, or None
         def guess(self, number: int): ...    a tool: its type hints and docstring make the schema that the policy reads
         def step(self, message): ...         -> Turn, or a text: what answers a message that calls no tool
-        def get_reward(self): ...            -> the episode's reward, unless a Turn gave it
+        def get_reward(self): ...            -> what the episode earned at its end, beside the rewards of Turns
 
 Every method may be async, and all are optional, but for one tool or `step`. The shape is that of TRL's environments,
 with `step` and Turn added. Without `step`, a message that calls no tool ends the episode.
@@ -33,8 +33,8 @@ OWN = ("reset", "step", "get_reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What an environment says to a message: `messages` for the policy to read next, or `done`. `reward` and `parts`
-    are the episode's; those of a later turn replace them."""
+    """What an environment says to a message: `messages` for the policy to read next, or `done`. `reward` is what this
+    message earned; an episode's reward is their sum. `parts` are the episode's; those of a later turn replace them."""
 
     messages: Sequence[Message] = ()
     done: bool = False
@@ -96,7 +96,7 @@ class Environment:
         """Names of the tools that are methods."""
         self.tools = {**tools, **{name: getattr(own, name) for name in self.methods}}
         self.steps = "step" in public
-        self._reward: Any = None
+        self._reward: float | None = None
         self._parts: dict[str, float] = {}
         if not self.tools and not self.steps:
             raise EpisodeError(f"{type(own).__name__} has neither a method step(message) nor a public method as a tool")
@@ -144,13 +144,14 @@ class Environment:
         return self._turn(name, said), True
 
     async def score(self) -> Score:
-        """Return the episode's reward: that of its last turn that gave one, or else of get_reward; not applicable
-        without both."""
-        value = self._reward
-        if value is None and (reward := getattr(self._own, "get_reward", None)) is not None:
+        """Return the episode's reward: its turns' rewards and get_reward's in all; not applicable without any."""
+        value = None
+        if (reward := getattr(self._own, "get_reward", None)) is not None:
             value = await self._called("get_reward", reward, {})
         try:
             score = as_score(value)
+            if self._reward is not None and (score.value is not None or not score.failed):
+                score = replace(score, value=self._reward + (score.value or 0.0), reason=None)
             return replace(score, parts={**as_score({**self._parts, "reward": 0}).parts, **score.parts})
         except Exception as error:
             raise EpisodeError(f"the episode's reward: {explained(error)}") from error
@@ -163,7 +164,8 @@ class Environment:
             raise EpisodeError(f"{name} returned neither messages nor done=True, so the policy has nothing to answer")
         if not isinstance(turn.parts, Mapping):
             raise EpisodeError(f"{name} returned the parts {turn.parts!r:.80}: give a dict of named numbers")
-        self._reward = self._reward if turn.reward is None else turn.reward
+        if turn.reward is not None:
+            self._reward = (self._reward or 0.0) + _earned(name, turn.reward)
         self._parts |= turn.parts
         return replace(turn, messages=messages)
 
@@ -200,6 +202,16 @@ async def timed(name: str, call: Callable[..., Any], arguments: Mapping[str, Any
     if error is not None:
         raise error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__} {error}".strip())
     return found
+
+
+def _earned(name: str, reward: Any) -> float:
+    try:
+        score = as_score(reward)
+    except Exception as error:
+        raise EpisodeError(f"{name} returned the reward {reward!r:.80}: {explained(error)}") from error
+    if score.value is None:
+        raise EpisodeError(f"{name} returned the reward {reward!r:.80}: {score.reason}")
+    return score.value
 
 
 def explained(error: BaseException) -> str:

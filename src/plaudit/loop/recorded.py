@@ -152,6 +152,7 @@ def _response_json(response: Response) -> dict[str, Any]:
         "parts": dict(score.parts),
         "reason": score.reason,
         "reward": response.reward,
+        **({"process": response.process} if response.process else {}),
         "continues": response.continues,
         "greedy": response.greedy,
     }
@@ -201,6 +202,7 @@ def _response(values: Mapping[str, Any]) -> Response:
         trainable=tuple(place not in untrained for place in places),
         score=Score(value=values["score"], parts=values["parts"], reason=values["reason"]),
         reward=values["reward"],
+        process=tuple((place, reward) for place, reward in values.get("process", ())),
         continues=values["continues"],
         greedy=values["greedy"],
     )

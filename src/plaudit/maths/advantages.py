@@ -8,16 +8,21 @@ from torch import Tensor
 from plaudit.maths.ragged import from_grid, last_in_row, row_sum, to_grid
 
 
-def token_rewards(reward: Tensor, kl: Tensor, trainable: Tensor, row: Tensor, *, coefficient: float) -> Tensor:
+def token_rewards(
+    reward: Tensor, kl: Tensor, trainable: Tensor, row: Tensor, *, coefficient: float, process: Tensor | None = None
+) -> Tensor:
     """r_t = -beta k_t on every trained token, plus the row's scalar reward on its last trained token. (n,)
 
-    The scalar lands on the end token or, for an answer cut off by length, on its last token.
+    The scalar lands on the end token or, for an answer cut off by length, on its last token. `process` (n,) is the part
+    of it that stands at earlier tokens.
     Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, eq. 2.
     """
     rows = reward.shape[0]
     rewards = torch.where(trainable, -coefficient * kl, torch.zeros_like(kl))
     last = last_in_row(trainable, row, rows)
     has = last >= 0
+    if process is not None:
+        rewards, reward = rewards + process, reward - row_sum(process, row, rows)
     return rewards.index_add(0, last[has], reward[has].to(rewards.dtype))
 
 
@@ -88,6 +93,27 @@ def group_centred(reward: Tensor, group: Tensor, *, scale: bool) -> Tensor:
         return centred.to(reward.dtype)
     variance = row_sum(centred.square(), group, groups) / (size - 1).clamp(min=1.0)
     return (centred / (variance.sqrt()[group] + 1e-4)).to(reward.dtype)
+
+
+def by_turn(process: Tensor, trainable: Tensor, answer: Tensor, group: Tensor, *, scale: bool) -> Tensor:
+    """Each token's share of its turn's process rewards: those of turn k, centred over the group's answers that have a
+    turn k as by `group_centred`, (n,); 0 on tokens that are not trained.
+
+    process, trainable, answer (n,): rewards, and the number of each token's answer, 0, 1, ... in order; group (a,). A
+    turn is a run of trained tokens. Zeng et al. 2025, https://arxiv.org/abs/2505.11821, without the outcome's part.
+    """
+    begins = trainable & ~torch.cat((trainable.new_zeros(1), trainable[:-1] & (answer[1:] == answer[:-1])))
+    count = begins.cumsum(0)
+    first = torch.zeros_like(group).scatter_reduce(0, answer, count - begins.long(), "amin", include_self=False)
+    turn = (count - 1).clamp(min=0)  # (n,) number in the batch; tokens between two turns count to the former
+    if not bool(begins.any()):
+        return torch.zeros_like(process)
+    whole = row_sum(process, turn, int(count[-1]))
+    owner = answer[begins]
+    place = torch.arange(len(owner), device=owner.device) - first[owner]
+    pairs = torch.stack((group[owner], place), dim=1)
+    own = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    return torch.where(trainable, group_centred(whole, own, scale=scale)[turn], torch.zeros_like(process))
 
 
 def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:

@@ -49,11 +49,13 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "turns": lambda prompt, completion: turns_of(completion),
     "extra": lambda prompt, completion: prompt.extra,
     "tokens": lambda prompt, completion: tuple(completion.tokens),
+    "turn_ends": lambda prompt, completion: completion.episode.ends if completion.episode else [completion.length - 1],
     "token_count": lambda prompt, completion: completion.length,
     "finished": lambda prompt, completion: completion.finished,
 }
 """{parameter name: its value for an answer}. `tokens` are the completion's, with its end token; `turns` are the
-messages of an episode, or the answer as one."""
+messages of an episode, or the answer as one; `turn_ends` are the indices in `tokens` of the last ones of the policy's
+turns, where process rewards may stand."""
 OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
 FOREIGN: Mapping[str, str] = {
@@ -256,20 +258,33 @@ def as_score(result: Any) -> Score:
     """Turn a function's result into a Score. Raises TypeError if it is not a number, a dict or None."""
     parts: Mapping[Any, Any] = {}
     value, reason = result, NOT_APPLICABLE
+    process: Any = ()
     if isinstance(result, Score):
-        value, parts = result.value, result.parts
+        value, parts, process = result.value, result.parts, result.process
         reason = result.reason or "function returned a Score without a value"
     elif isinstance(result, Mapping):
         if "reward" not in result:
             raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
-        value, parts = result["reward"], {key: value for key, value in result.items() if key != "reward"}
+        value, process = result["reward"], result.get("process", ())
+        parts = {key: value for key, value in result.items() if key not in ("reward", "process")}
     figures = _parts(parts)
     if value is None:
         return Score(value=None, parts=figures, reason=reason)
     number = _number(value, "the reward")
     if not abs(number) <= LARGEST_SCORE:
         return Score(value=None, parts=figures, reason=f"function returned {number}{beyond(number)}")
-    return Score(value=number, parts=figures)
+    return Score(value=number, parts=figures, process=_process(process))
+
+
+def _process(given: Any) -> tuple[tuple[int, float], ...]:
+    """Return process rewards as (token, reward) pairs. Raises TypeError or ValueError for anything else."""
+    try:
+        pairs = [(int(place), float(reward)) for place, reward in dict(given).items()]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"process is {given!r:.80}: give {{index of a token: reward}}") from error
+    if wrong := [reward for _, reward in pairs if not abs(reward) <= LARGEST_SCORE]:
+        raise ValueError(f"a process reward is {wrong[0]}{beyond(wrong[0])}")
+    return tuple(pairs)
 
 
 def beyond(value: float) -> str:

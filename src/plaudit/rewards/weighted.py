@@ -39,11 +39,13 @@ class WeightedReward:
         reasons: list[str] = []
         passing: list[bool] = []
         total = applied = 0.0
+        process = list[tuple[int, float]]()
         for (_, weight, name), score in zip(self.rewards, scores, strict=True):
             parts.update({f"{name}/{part}": value for part, value in score.parts.items()})
             if score.value is not None and math.isfinite(score.value):
                 parts[name] = score.value
                 total += weight * score.value
+                process += [(place, weight * reward) for place, reward in score.process if weight]
                 applied += abs(weight)
             elif weight and score.applicable:
                 reasons.append(f"{name}: {score.reason if score.failed else f'its value is {score.value}'}")
@@ -52,9 +54,10 @@ class WeightedReward:
             return Score(value=None, parts=parts, reason=NOT_APPLICABLE)
         if self.renormalise and applied:
             total *= self.whole / applied
+            process = [(place, reward * self.whole / applied) for place, reward in process]
         if not reasons and not math.isfinite(total):
             reasons.append(f"the weighted sum is {total}")
         if reasons:
             reason = visible("; ".join(reasons), line=True)
             return Score(value=None, parts=parts, reason=reason, transient=bool(passing) and all(passing))
-        return Score(value=total, parts=parts)
+        return Score(value=total, parts=parts, process=tuple(process))

@@ -29,6 +29,12 @@ class Episode:
     """What the environment says that the episode is worth. Replayed episodes have none."""
 
     @property
+    def ends(self) -> list[int]:
+        """Index of the last token of each of the policy's turns."""
+        whole = [*self.sampled, 0]
+        return [place for place in range(len(self.sampled)) if whole[place] and not whole[place + 1]]
+
+    @property
     def failure(self) -> Score | None:
         """Return why the environment failed, if it did."""
         return self.earned if self.earned is not None and self.earned.failed else None

@@ -20,6 +20,9 @@ class Score:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
+    process: tuple[tuple[int, float], ...] = ()
+    """Process rewards: (token, reward) pairs, the token by its index in the answer. They are part of `value`, of which
+    the rest stands at the end."""
     reason: str | None = None
     transient: bool = False
     """True if it failed for a reason that may pass, such as a server that does not answer: it may be asked again."""
