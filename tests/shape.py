@@ -56,8 +56,8 @@ ROOMS = {
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
     ),
     "rewards": (
-        3085,
-        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190); episodes (70); gym",
+        3350,
+        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190), rubrics (265), turns (70)",
     ),
     "models": (
         3725,
@@ -82,7 +82,7 @@ ROOMS = {
         830,
         "episodes of several turns: an environment of the user's, sampled turns, what stands between; rehearsed (55)",
     ),
-    "settings": (1060, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
+    "settings": (1065, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
     "executors": (
         2575,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
@@ -97,7 +97,7 @@ ROOMS = {
     "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
-        255,
+        260,
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (

@@ -183,8 +183,8 @@ def test_commands_are_found() -> None:
 
 def test_rewards_of_the_page_are_settings() -> None:
     (text,) = [text for language, text in BLOCK.findall(PAGES["docs/rewards.md"]) if language == "yaml"]
-    for entry in yaml.safe_load(text)["rewards"]:
-        check(RewardSettings(**entry))
+    for entry in read_settings({"method": "grpo"} | yaml.safe_load(text), ()).rewards:
+        check(entry)
 
 
 def test_python_of_contributing_registers_its_parts() -> None:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from plaudit.data.fields import TEMPLATE_COLUMNS, DataError, Message
@@ -28,9 +29,10 @@ from plaudit.evaluate.measures import Measures
 from plaudit.evaluate.policy import Answer, Answers, scored
 from plaudit.evaluate.preference import margin_figures
 from plaudit.evaluate.settings import RelabelSettings
-from plaudit.evaluate.statistics import Interval
+from plaudit.evaluate.statistics import Interval, share_interval
 from plaudit.monitor.console import Reporter, of_figures
 from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rubric import CONSISTENT
 from plaudit.support.paths import at_home, write_whole, written_whole
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
@@ -72,7 +74,8 @@ class Relabelling:
     """Why answers have no score, for the first few."""
     figures: dict[str, Interval]
     """agreement: share of labelled pairs that the measure orders alike, ties counting half; margin: mean difference of
-    the scores, as they were labelled. Pairs of one prompt are averaged first."""
+    the scores, as they were labelled. Pairs of one prompt are averaged first. consistent: share of comparisons by a
+    language model whose two orders agree."""
 
     def json(self) -> dict[str, Any]:
         counts = {name: value for name, value in vars(self).items() if name not in ("settings", "figures")}
@@ -197,11 +200,14 @@ def _ordered(
     reasons: list[str] = []
     margins: list[float] = []
     groups: list[int] = []
+    orders: list[float] = []
     pairs = swapped = ties = unscored = 0
     for number, (one, group) in enumerate(zip(asked, answers, strict=True)):
         scores = [next(iter(answer.scores.values())) for answer in group]
         reasons += [str(score.reason) for score in scores if score.value is None][: 5 - len(reasons)]
         values = [score.value for score in scores]
+        agreed = [score.parts[CONSISTENT] for score in scores if CONSISTENT in score.parts]
+        orders += [fmean(agreed)] if agreed else []
         for first, second in one.labelled or _made(values, settings):
             pairs += 1
             a, b = values[first], values[second]
@@ -220,6 +226,7 @@ def _ordered(
     figures = margin_figures(margins, groups) if margins else {}
     if figures:
         figures = {"agreement": figures["accuracy"], "margin": figures["margin"]}
+    figures |= {CONSISTENT: share_interval(orders)} if orders else {}
     result = Relabelling(
         settings=settings,
         rows=0,

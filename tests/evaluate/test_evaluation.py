@@ -7,16 +7,15 @@ import json
 import math
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from completions import Endpoint, longer
 from rich.console import Console
 
 from plaudit.batch import Batch
@@ -431,31 +430,10 @@ def test_turns_of_chats_that_are_left_out_are_told_of(task: Task, tmp_path: Path
     assert "turns left out, prompt too long: 1" in capsys.readouterr().out
 
 
-class Longer(BaseHTTPRequestHandler):
-    """A language model that prefers the longer answer."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        text = body["messages"][1]["content"]
-        first, second = (len(text.split(f"<answer_{n}>")[1].split(f"</answer_{n}>")[0]) for n in "AB")
-        verdict = "A" if first > second else "B" if second > first else "C"
-        reply = json.dumps({"choices": [{"message": {"content": f"[[{verdict}]]"}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *words: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Longer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
-    server.server_close()
+    with Endpoint(longer) as made:
+        yield made.url
 
 
 @pytest.mark.slow

@@ -2,81 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from completions import Endpoint, longer, said, shown
 
 from plaudit.rewards import llm, remote
 from plaudit.rewards.llm import UNPARSED, Decision, LlmJudge, verdict
 from plaudit.rewards.remote import RewardServerError
 from plaudit.rewards.settings import LlmSettings
+from plaudit.runtime.coroutines import finished, together
 from plaudit.support.fields import SettingsError, check
-
-Reply = Callable[[dict[str, Any]], tuple[int, Any]]
-
-
-def said(text: str | None) -> tuple[int, Any]:
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
-
-
-def shown(body: dict[str, Any]) -> tuple[str, str]:
-    """The two answers of a question, as it shows them."""
-    text = body["messages"][1]["content"]
-    first, second = (text.split(f"<answer_{one}>\n")[1].split(f"\n</answer_{one}>")[0] for one in "AB")
-    return first, second
-
-
-def longer(body: dict[str, Any]) -> tuple[int, Any]:
-    """A judge that is right: the longer answer wins wherever it stands."""
-    first, second = (len(answer) for answer in shown(body))
-    return said(f"I see [[C]] at first, but: [[{'A' if first > second else 'B' if second > first else 'C'}]]")
-
-
-class Endpoint:
-    """A server that gives the prepared answers and keeps the requests."""
-
-    def __init__(self) -> None:
-        self.reply: Reply = longer
-        self.asked: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                endpoint.asked.append(body | {"path": self.path})
-                endpoint.headers.append({name.lower(): value for name, value in self.headers.items()})
-                status, content = endpoint.reply(body)
-                sent = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-                with contextlib.suppress(ConnectionError):  # who asked has not waited
-                    self.send_response(status)
-                    self.send_header("content-length", str(len(sent)))
-                    self.end_headers()
-                    self.wfile.write(sent)
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(llm, "FIRST_REST", 0.01)
-    made = Endpoint()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with Endpoint(longer) as made:
+        yield made
 
 
 @pytest.fixture
@@ -89,11 +36,7 @@ def judge(endpoint: Endpoint, tmp_path: Path) -> Callable[..., LlmJudge]:
 
 
 def decide(judge: LlmJudge, *pairs: tuple[str, str], prompt: str = "Which?") -> list[Decision]:
-    async def all_of_them() -> list[Decision]:
-        async with judge.open():
-            return list(await asyncio.gather(*(judge.decide(prompt, *pair) for pair in pairs)))
-
-    return asyncio.run(all_of_them())
+    return finished(together(judge.decide(prompt, *pair) for pair in pairs))
 
 
 def test_both_orders_are_asked_and_the_last_verdict_counts(endpoint: Endpoint, judge: Any) -> None:

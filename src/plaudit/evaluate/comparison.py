@@ -11,7 +11,7 @@ from plaudit.evaluate.generation import reward_mean, verdicts
 from plaudit.evaluate.length import length_controlled
 from plaudit.evaluate.policy import Advance, Answer, Answers, unheard
 from plaudit.evaluate.statistics import Interval, mean_interval, share_interval
-from plaudit.rewards.llm import UNPARSED, Decision, LlmJudge
+from plaudit.rewards.llm import UNPARSED, Decision, LlmJudge, asked_of
 from plaudit.runtime.coroutines import finished, together
 from plaudit.types import Prompt
 
@@ -82,19 +82,12 @@ def decided(pairings: Sequence[Pairing], judge: LlmJudge, advance: Advance = unh
     """Ask a language model to decide every pair; return its decisions in the order of the pairs."""
 
     async def of(pairing: Pairing) -> Decision:
-        prompt = pairing.prompt
-        said = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt.messages)
-        decision = await judge.decide(
-            said or prompt.text, pairing.first.completion.text, pairing.second.completion.text
-        )
+        texts = pairing.first.completion.text, pairing.second.completion.text
+        decision = await judge.decide(asked_of(pairing.prompt), *texts)
         advance(1)
         return decision
 
-    async def of_all() -> list[Decision]:
-        async with judge.open():
-            return await together(of(pairing) for pairing in pairings)
-
-    return finished(of_all())
+    return finished(together(of(pairing) for pairing in pairings))
 
 
 def decision_figures(

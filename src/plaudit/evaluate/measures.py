@@ -17,6 +17,7 @@ from plaudit.rewards.base import Reward
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward, check_servers
+from plaudit.rewards.rubric import LlmReward
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.coroutines import finished
@@ -44,9 +45,8 @@ class Measures:
             else:
                 function = function_reward(entry)
                 functions.append((function.name, function))
-            if entry.kind == "http":
-                for problem in finished(check_servers(entry)):
-                    say(f"warning: {problem}; the other reward servers are used")
+            for problem in finished(check_servers(entry)) if entry.asked else ():
+                say(f"warning: {problem}; the other reward servers are used")
         self.functions = dict(functions)
         names = ["judge", *(name for name, _ in (*functions, *self.learned))]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -56,7 +56,7 @@ class Measures:
     def check_columns(self, prompts: Sequence[Prompt]) -> None:
         """Raise ValueError for a function that cannot be called with the columns that the prompts' rows have."""
         for one in self.functions.values():
-            if isinstance(one, FunctionReward) and (why := one.lacking(prompts)):
+            if isinstance(one, FunctionReward | LlmReward) and (why := one.lacking(prompts)):
                 raise ValueError(why)
 
     def judge(self, path: str) -> Judge:

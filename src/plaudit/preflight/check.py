@@ -36,6 +36,7 @@ from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.preflight import machine, needs
 from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rubric import LlmReward
 from plaudit.rewards.rules import check_reference, function_reward
 from plaudit.rewards.settings import KINDS
 from plaudit.runs.intake import FEW, dated, few_steps, longest_of, unlike_judges
@@ -308,11 +309,11 @@ def _rows(found: Preflight, s: Settings, preview: Preview) -> None:
 def _functions(found: Preflight, s: Settings, prompts: Sequence[Prompt]) -> None:
     """Call each reward function for the first prompts, with their references as answers."""
     for number, settings in enumerate(s.rewards if prompts else ()):
-        if settings.kind not in {*KINDS} - {"function"}:
+        if settings.kind not in {*KINDS} - {"function", "llm"}:
             # a missing function is reported by `wrong`; what functions print is kept out of the report
             with suppress(*ERRORS, TypeError, AttributeError), redirect_stdout(sys.stderr):
                 reward = function_reward(replace(settings, deadline=min(settings.deadline, PATIENCE)))
-                assert isinstance(reward, FunctionReward)
+                assert isinstance(reward, FunctionReward | LlmReward)
                 problems, doubts = reward.tried(prompts)
                 found.wrong(problems, f"rewards.{number}")
                 found.doubt(doubts, f"rewards.{number}")
@@ -383,16 +384,15 @@ def _others(found: Preflight, s: Settings) -> None:
     found.here.append(machine.described(s))
     found.wrong(machine.about_devices(s))
     found.doubt(machine.crowded(s), "threads")
-    if any(reward.kind == "http" for reward in s.rewards) and s.samples:
-        from plaudit.rewards.remote import check_servers
+    for number, reward in enumerate(s.rewards if s.samples else ()):
+        if servers := len(reward.asked):
+            from plaudit.rewards.remote import check_servers
 
-        for number, reward in enumerate(s.rewards):
-            if reward.kind == "http":
-                with found.asking(f"rewards.{number}.urls"):
-                    quick = replace(reward, timeout=min(reward.timeout, PATIENCE))
-                    silent = asyncio.run(check_servers(quick))
-                    found.doubt(silent, f"rewards.{number}.urls")
-                    found.here.append(f"{len(reward.urls) - len(silent)} of {len(reward.urls)} reward servers answer")
+            key = f"rewards.{number}.{'llm.url' if reward.kind == 'llm' else 'urls'}"
+            with found.asking(key):
+                silent = asyncio.run(check_servers(reward, PATIENCE))
+                found.doubt(silent, key)
+                found.here.append(f"{servers - len(silent)} of {servers} reward servers answer")
     with found.asking("runtime.address"):
         check_cluster(s.runtime)
         if s.runtime.address is not None:

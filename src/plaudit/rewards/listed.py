@@ -14,6 +14,7 @@ from plaudit.rewards.base import Reward, TimedReward
 from plaudit.rewards.batched import LOOKED_AT
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward
+from plaudit.rewards.rubric import LlmReward
 from plaudit.rewards.rules import FunctionReward, function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.weighted import WeightedReward
@@ -39,8 +40,8 @@ class ListedRewards:
         """Each reward's name, under which its value is a part of the sum."""
 
     def check(self, items: Sequence[Any]) -> None:
-        """Raise SettingsError for a function that cannot be called with the columns that the first prompts have."""
-        functions = [one for one in self._functions if isinstance(one, FunctionReward)]
+        """Raise SettingsError for a function or rubric that asks for a column which the first prompts do not have."""
+        functions = [one for one in self._functions if isinstance(one, FunctionReward | LlmReward)]
         prompts = items[:LOOKED_AT] if functions else ()
         refuse([why for one in functions if (why := one.lacking(prompts))], plain=True)
 
@@ -58,4 +59,5 @@ class ListedRewards:
             else:
                 reward = TimedReward(HttpReward(section, vocabulary=vocabulary_digest(tokenizer.get_vocab())), timed)
             parts.append((reward, section.weight, name))
-        return WeightedReward(parts, renormalise=self.renormalise)
+        compares = any(section.pairwise for section in self.sections)
+        return WeightedReward(parts, renormalise=self.renormalise, compares=compares)

@@ -21,7 +21,7 @@ from typing import Any
 
 from plaudit.rewards import protocol
 from plaudit.rewards.base import completed
-from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.runtime.queue import Queue
 from plaudit.types import Completion, Prompt, Score
 
@@ -83,7 +83,7 @@ class HttpReward:
         self.settings, self.vocabulary = settings, vocabulary
         self.name = settings.name or "http"
         self.servers = [_Server(url.rstrip("/")) for url in settings.urls]
-        self._headers = headers(settings)
+        self._headers = headers_with(settings.token_env, f"reward {self.name!r}")
         self._verify = verify(settings.urls)
         self._queue: Queue[_Item, Score] = Queue(self._send, tasks=settings.concurrency)
 
@@ -209,11 +209,6 @@ async def client_of(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
         yield client
 
 
-def headers(settings: RewardSettings) -> dict[str, str]:
-    """Return the headers of every request. Raises RewardServerError if `token_env` names no valid token."""
-    return headers_with(settings.token_env, f"reward {settings.name or settings.kind!r}")
-
-
 def headers_with(token_env: str, whose: str) -> dict[str, str]:
     """Return headers with the token in the variable `token_env`, unless that is "". Errors call the reader `whose`."""
     found = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
@@ -240,29 +235,34 @@ def verify(urls: Sequence[str]) -> Any:
     return httpx2.create_ssl_context()
 
 
-async def check_servers(settings: RewardSettings) -> list[str]:
-    """Request every server's /health; return a message for each server with a problem. Called before a model is loaded.
+async def check_servers(settings: RewardSettings, patience: float = 10.0) -> list[str]:
+    """Ask every server, for at most `patience` seconds, whether it answers: /health, or /models of a language model.
+    Return a message for each server with a problem. Called before a model is loaded.
 
     Raises RewardServerError if every server has one.
     """
-    asked = headers(settings)
-    async with client_of(asked, verify(settings.urls)) as client:
-        found = await asyncio.gather(*(_health(client, url.rstrip("/"), settings.timeout) for url in settings.urls))
+    named, keys = f"reward {settings.name or settings.kind!r}", "urls and token_env"
+    start = " (`plaudit serve-reward JUDGE`)"
+    endpoint: RewardSettings | LlmSettings = settings
+    if settings.kind == "llm":
+        endpoint, keys, start = settings.llm, "llm.url and llm.token_env", ""
+    timeout, asked = min(endpoint.timeout, patience), headers_with(endpoint.token_env, named)
+    async with client_of(asked, verify(settings.asked)) as client:
+        found = await asyncio.gather(*(_health(client, address, timeout) for address in settings.asked))
     problems = [problem for problem in found if problem is not None]
-    if len(problems) == len(settings.urls):
+    if len(problems) == len(settings.asked):
         raise RewardServerError(
-            f"no server of reward {settings.name or settings.kind!r} can be used: {'; '.join(problems)}. Start one "
-            "(`plaudit serve-reward JUDGE`), or correct rewards' urls and token_env"
+            f"no server of {named} can be used: {'; '.join(problems)}. Start one{start}, or correct rewards' {keys}"
         )
     return problems
 
 
-async def _health(client: Any, url: str, timeout: float) -> str | None:
-    """Return what is wrong with a server, or None. Servers other than ours need not have /health."""
+async def _health(client: Any, address: str, timeout: float) -> str | None:
+    """Return what is wrong with a server, or None. Servers other than ours need not have this address."""
     try:
-        status, _ = await exchanged(client, f"{url}/health", None, min(timeout, 10.0))
+        status, _ = await exchanged(client, address, None, timeout)
     except Failed as failed:
-        return f"{url}/health: {failed}"
+        return f"{address}: {failed}"
     if status in (401, 403):
-        return f"{url}/health: status {status}: the token is missing or wrong (token_env)"
-    return None if status in (200, 204, 404, 405) else f"{url}/health: status {status}"
+        return f"{address}: status {status}: the token is missing or wrong (token_env)"
+    return None if status in (200, 204, 404, 405) else f"{address}: status {status}"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from plaudit.rewards.earned import EarnedReward
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.mathematics import MathReward, reference_of
+from plaudit.rewards.rubric import LlmReward
 from plaudit.rewards.sandbox import CodeReward
 from plaudit.rewards.settings import KINDS, RewardSettings
 from plaudit.support import gym
@@ -161,10 +162,14 @@ def register_reward(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward | MathReward | EarnedReward:
-    """Return the reward of settings whose kind is "function", "code", "math", "environment" or a rule's name."""
+def function_reward(
+    settings: RewardSettings,
+) -> FunctionReward | CodeReward | MathReward | EarnedReward | LlmReward:
+    """Return the reward of settings whose kind is "function", "code", "math", "environment", "llm" or a rule's name."""
     if settings.kind == "environment":
         return EarnedReward(settings.name)
+    if settings.kind == "llm":
+        return LlmReward(settings)
     if settings.kind in ("code", "math"):
         return (CodeReward if settings.kind == "code" else MathReward)(settings.name, settings.options)
     if settings.kind == "function":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from plaudit.support.fields import Section, check, leaves, nearest, setting
+from plaudit.support.fields import Section, check, nearest, setting
 
 Options = TypeVar("Options")
 
@@ -21,10 +22,60 @@ KINDS = {
     "math": ("options", "workers", "resources"),
     "environment": (),
     "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
+    "llm": ("llm", "rubric", "pairwise"),
 }
 """Kinds of reward that are not rules, and the settings that each reads beside name and weight."""
 OF_RULES = ("options", "deadline", "thread", "workers", "resources")
 """Settings that rules read."""
+
+
+@dataclass
+class LlmSettings(Section):
+    """A language model that judges answers, behind an endpoint that speaks OpenAI's chat completions."""
+
+    url: str = ""
+    """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty: no such judge."""
+    model: str = ""
+    """The model's name, as the endpoint knows it."""
+    token_env: str = ""
+    """Name of the environment variable with the token. Empty sends none."""
+    criterion: str = "how helpful, correct and clear an answer is"
+    """What makes the better of two answers, in words. A rubric takes its place."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as {max_tokens: 512}. They override temperature=0."""
+    timeout: float = setting(120.0, above=0, unit="seconds")
+    """Longest time of one request."""
+    retries: int = setting(6, least=0)
+    """How often a failed request is sent again, with growing pauses."""
+    concurrency: int = setting(8, least=1)
+    """Most open requests at once."""
+    cache: str | None = None
+    """Folder where replies are cached, so that no question is sent twice. By default in the cache folder
+    (PLAUDIT_CACHE, or ~/.cache/plaudit)."""
+
+    def contradictions(self) -> Iterator[str]:
+        if self.url and (why := wrong_url(self.url)):
+            yield f"url: {why}"
+        if bool(self.url) != bool(self.model):
+            yield f"url={self.url!r} and model={self.model!r}: give both, the endpoint and its model's name"
+
+
+@dataclass
+class CriterionSettings(Section):
+    """One criterion of a rubric."""
+
+    name: str = ""
+    """Name of the criterion's part of the reward: at most 40 letters, digits, _ and -."""
+    text: str = ""
+    """What the criterion asks of an answer, in words. {column} stands for that column of the row, as {answer} does."""
+    weight: float = setting(1.0, above=0)
+    """The criterion's factor in the mean over the rubric."""
+
+    def contradictions(self) -> Iterator[str]:
+        if not re.fullmatch(r"[\w-]{1,40}", self.name, re.ASCII) or self.name == "consistent":
+            yield f"name={self.name!r} must be 1 to 40 letters, digits, _ or -, and not the part consistent"
+        if not self.text.strip():
+            yield "text='' says nothing: write what the criterion asks of an answer"
 
 
 @dataclass
@@ -33,10 +84,11 @@ class RewardSettings(Section):
 
     kind: str = "judge"
     """"judge" (a reward model), "function" (your Python function), "http" (servers of the protocol in docs/rewards.md),
-    "code" (unit tests of code, in a sandbox), "math" (equal to the reference, by math-verify), "environment" (what the
-    environment says of an episode) or the name of a rule, such as "gsm8k"."""
+    "llm" (a language model that reads the answers), "code" (unit tests of code, in a sandbox), "math" (equal to the
+    reference, by math-verify), "environment" (what the environment says of an episode) or the name of a rule, such as
+    "gsm8k"."""
     name: str = ""
-    """Name of the reward in metrics and samples. Empty: the rule's or function's own name, "judge" or "http"."""
+    """Name of the reward in metrics and samples. Empty: the rule's or function's own name, or the kind."""
     weight: float = 1.0
     """Factor in the sum. A reward of weight 0 is only computed and shown."""
     path: str = ""
@@ -71,11 +123,25 @@ class RewardSettings(Section):
     """http: most completions in one request."""
     concurrency: int = setting(8, least=1)
     """http: most open requests at once, over all servers."""
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    """llm: the language model."""
+    rubric: list[CriterionSettings] = field(default_factory=list)
+    """llm: criteria, such as [{name: correct, text: "the answer is {answer}", weight: 2}]. Each has a part of its own;
+    the reward is their mean by weight, from 0 to 1."""
+    pairwise: bool = False
+    """llm: compare the answers to a prompt with one another, each pair in both orders, instead of grading each. The
+    reward is the share won."""
 
     @property
     def reserving(self) -> int:
         """Number of the reward's processes for which resources are reserved."""
         return self.workers * self.tensor if self.kind == "judge" or self.resources else 0
+
+    @property
+    def asked(self) -> list[str]:
+        """Addresses of servers that are asked before a run whether they answer."""
+        models = [f"{self.llm.url.rstrip('/')}/models"] * bool(self.llm.url)
+        return [f"{url.rstrip('/')}/health" for url in self.urls] + models
 
     def contradictions(self) -> Iterator[str]:
         if self.tensor > 1 and not self.workers:
@@ -83,11 +149,23 @@ class RewardSettings(Section):
         if self.kind == "http" and not self.urls:
             yield "urls=[] names no server: kind http needs [http://host:port, ...]"
         yield from (f"urls: {why}" for url in self.urls if (why := wrong_url(url)))
-        for leaf, default in zip(leaves(self), leaves(RewardSettings), strict=True):
-            readers = [f"kind {kind!r}" for kind, read in KINDS.items() if leaf.key in read]
-            readers += ["rules"] * (leaf.key in OF_RULES)
-            if leaf.value != default.value and readers and leaf.key not in KINDS.get(self.kind, OF_RULES):
-                yield f"{leaf.key}={leaf.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
+        if self.kind == "llm":
+            yield from self._about_llm()
+        for key, default in vars(RewardSettings()).items():
+            readers = [f"kind {kind!r}" for kind, read in KINDS.items() if key in read]
+            readers += ["rules"] * (key in OF_RULES)
+            if (value := vars(self)[key]) != default and readers and key not in KINDS.get(self.kind, OF_RULES):
+                yield f"{key}={value!r:.80} is read for {', '.join(readers)} only, not for {self.kind!r}"
+
+    def _about_llm(self) -> Iterator[str]:
+        if not self.llm.url:
+            yield "llm.url='' names no endpoint: kind llm needs llm: {url: http://host:port/v1, model: NAME}"
+        if not self.rubric and not self.pairwise:
+            yield "rubric=[] has no criterion to grade by: kind llm needs [{name: correct, text: ...}, ...]"
+        if self.rubric and self.llm.criterion != LlmSettings.criterion:
+            yield f"llm.criterion={self.llm.criterion!r} has no effect beside a rubric: make it one of its criteria"
+        names = [one.name for one in self.rubric]
+        yield from (f"rubric: two criteria are called {one!r}" for one in sorted({*names}) if names.count(one) > 1)
 
 
 def by_name(name: str) -> dict[str, Any]:
@@ -126,37 +204,6 @@ def wrong_url(url: str) -> str:
     if parts.query or parts.fragment:
         return f"{url!r} must end before '?' and '#': /score and /health are added to it"
     return ""
-
-
-@dataclass
-class LlmSettings(Section):
-    """A language model that compares two answers, behind an endpoint that speaks OpenAI's chat completions."""
-
-    url: str = ""
-    """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty: no such comparison."""
-    model: str = ""
-    """The model's name, as the endpoint knows it."""
-    token_env: str = ""
-    """Name of the environment variable with the token. Empty sends none."""
-    criterion: str = "how helpful, correct and clear an answer is"
-    """What makes an answer better, in words."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as {max_tokens: 512}. They override temperature=0."""
-    timeout: float = setting(120.0, above=0, unit="seconds")
-    """Longest time of one request."""
-    retries: int = setting(6, least=0)
-    """How often a failed request is sent again, with growing pauses."""
-    concurrency: int = setting(8, least=1)
-    """Most open requests at once."""
-    cache: str | None = None
-    """Folder where replies are cached, so that no question is sent twice. By default in the cache folder
-    (PLAUDIT_CACHE, or ~/.cache/plaudit)."""
-
-    def contradictions(self) -> Iterator[str]:
-        if self.url and (why := wrong_url(self.url)):
-            yield f"url: {why}"
-        if bool(self.url) != bool(self.model):
-            yield f"url={self.url!r} and model={self.model!r}: give both, the endpoint and its model's name"
 
 
 @dataclass

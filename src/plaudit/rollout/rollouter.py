@@ -14,6 +14,7 @@ from plaudit.rewards.base import Reward
 from plaudit.rewards.earned import unless_failed
 from plaudit.rewards.settings import ShapingSettings
 from plaudit.rewards.shaping import shaped
+from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.engine import Sampler
 from plaudit.types import Completion, Group, Prompt, Sampling
 
@@ -59,20 +60,19 @@ class Rollouter:
 
     async def again(self, group: Group, lasting: bool) -> Group:
         """Score failed answers again: those whose failure is transient, or with `lasting` all. Return the group with
-        the new scores and rewards and the same completions, or the group itself if there are no such answers."""
-        asked = {
-            number: response.completion
-            for number, response in enumerate(group.responses)
-            if response.score.failed and (lasting or response.score.transient)
-        }
-        if not asked:
+        the new scores and rewards and the same completions, or the group itself if there are no such answers. A reward
+        that compares answers is shown the whole group."""
+        failed = [one.score.failed and (lasting or one.score.transient) for one in group.responses]
+        if not any(failed):
             return group
-        failed = list(asked.values())
-        scores = unless_failed(failed, await self.reward.score(group.prompt, failed))
+        whole = isinstance(self.reward, WeightedReward) and self.reward.compares
+        shown = {n: one.completion for n, one in enumerate(group.responses) if whole or failed[n]}
+        answers = list(shown.values())
+        scores = unless_failed(answers, await self.reward.score(group.prompt, answers))
         responses = list(group.responses)
-        for number, score in zip(asked, scores, strict=True):
-            answer = responses[number]
-            responses[number] = shaped(answer.completion, score, self.shaping, greedy=answer.greedy)
+        for number, score in zip(shown, scores, strict=True):
+            if failed[number]:
+                responses[number] = shaped(shown[number], score, self.shaping, greedy=responses[number].greedy)
         return replace(group, responses=tuple(responses))
 
 

@@ -137,7 +137,7 @@ class RunHooks:
 
     def _health(self, progress: Progress) -> Health:
         """Return the health rules for this run, which have read the figures of its earlier steps."""
-        unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
+        unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http", "llm")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
         left_out = [*self.settings.log.dismiss, *(["sampler"] if self.settings.rollout.reshaped else ())]
         health = Health(

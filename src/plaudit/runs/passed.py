@@ -27,8 +27,8 @@ from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings, by_name
 from plaudit.runs.records import CHECKPOINTS, SETTINGS
 from plaudit.runs.rows import splits_of, stored_rows
-from plaudit.settings.recipes import load_settings, read_saved, read_yaml
-from plaudit.settings.tree import Settings, SettingsError
+from plaudit.settings.recipes import load_settings, load_tree, read_saved, read_yaml
+from plaudit.settings.tree import Settings, SettingsError, to_plain
 from plaudit.support.fields import nearest
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
@@ -114,7 +114,7 @@ def _with(settings: Settings | Mapping[str, Any], sections: dict[str, Any], rewa
         return replace(settings, **parts, rewards=[*settings.rewards, *rewards])
     recipe = {**settings, **{name: {**(settings.get(name) or {}), **section} for name, section in sections.items()}}
     if rewards:
-        recipe["rewards"] = [*(settings.get("rewards") or []), *map(vars, rewards)]
+        recipe["rewards"] = [*(settings.get("rewards") or []), *map(to_plain, rewards)]
     return load_settings(recipe)
 
 
@@ -216,7 +216,7 @@ def _reward(reward: Any, rules: dict[str, Callable[..., Any]]) -> RewardSettings
         known = [one.name for one in fields(RewardSettings)]
         if unknown := [str(key) for key in reward if key not in known]:
             raise SettingsError(f"rewards has the key {unknown[0]!r}{nearest(unknown[0], known)}")
-        return RewardSettings(**reward)
+        return load_tree(RewardSettings, reward)
     if "state_dict" in dir(reward):
         raise SettingsError(
             f"rewards has the model {name_of(reward)}: save it, and give {{'kind': 'judge', 'path': FOLDER}}"

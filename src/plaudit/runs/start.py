@@ -82,7 +82,7 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
     settings, make = job_of(settings)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     check_cluster(settings.runtime)
-    servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
+    servers = [reward for reward in settings.rewards if reward.asked and settings.samples]
     absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
     copies = records.copies_of(settings)
     with usual_torch(), open_folder(settings) as folder:

@@ -99,12 +99,14 @@ def _about_method(s: Settings) -> Iterator[str]:
             )
         if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
             yield "rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it"
+        if any(one.pairwise for one in s.rewards) and len(s.algorithm.plan(s.rollout.draw())) < 2:
+            yield f"rewards: pairwise compares the answers to a prompt, and {s.method} draws one: set pairwise=false"
         if any(one.kind == "environment" for one in s.rewards) and not s.environment.function:
             yield "rewards: kind environment is what a class gives, and there is none: set environment.function"
         if s.environment.on:
             if s.data.as_chat is False:
                 yield "data.as_chat=false: the episodes of an environment are chats. Set data.as_chat=true"
-            if reads := {one.kind for one in s.rewards} & {"judge", "http"}:
+            if reads := {one.kind for one in s.rewards} & {"judge", "http", "llm"}:
                 yield f"rewards: kind {min(reads)} reads no episodes: set kind environment, function or a rule"
     elif s.environment.on:
         yield f"environment: {s.method} learns from data and plays no episodes: remove it"
@@ -168,6 +170,7 @@ def _about_offload(s: Settings, *, referred: bool) -> Iterator[str]:
 
 
 def _about_rewards(s: Settings) -> list[str]:
+    from plaudit.rewards.rubric import LlmReward
     from plaudit.rewards.rules import FunctionReward, function_reward
 
     problems, names, functions = [], [], []
@@ -187,10 +190,10 @@ def _about_rewards(s: Settings) -> list[str]:
             continue
         try:
             rule = function_reward(reward)
-        except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+        except (ValueError, TypeError, AttributeError, ImportError, OSError, RuntimeError) as error:
             problems.append(f"rewards.{number}: {error}")
             continue
-        names.append(rule.name)
+        names += [rule.name, *(rule.parts if isinstance(rule, LlmReward) else ())]
         if not isinstance(rule, FunctionReward):
             continue
         functions.append(rule.name)
