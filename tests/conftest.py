@@ -33,7 +33,7 @@ REWARDS = Path(__file__).with_name("tiny.py")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 CASES: Counter[str] = Counter()
 """Collected so far, by function."""
-PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
+PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "distill", "online-dpo", "best-of-k")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -169,9 +169,20 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
 
 
 @pytest.fixture(scope="session")
-def make_recipe(demo: DemoFiles) -> Recipe:
+def make_recipe(demo: DemoFiles, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """recipe(method, folder, **sections): a complete recipe on the demo task; sections are merged in."""
     from plaudit.runs.pipeline import merged
+
+    @functools.cache
+    def teacher() -> str:
+        """A larger random model, and sure of itself, so that it differs from the tiny policies of tests."""
+        from plaudit.models.load import fresh_model, load_tokenizer, save_model
+
+        sizes = {"n_embd": 48, "n_layer": 4, "n_head": 4, "initializer_range": 0.2}
+        model = fresh_model({**GPT2, **sizes}, vocab_size=450, seed=5)
+        folder = tmp_path_factory.mktemp("teacher") / "model"
+        save_model(model, folder, tokenizer=load_tokenizer(str(demo.tokenizer)))
+        return str(folder)
 
     data = {"sft": demo.sft} | dict.fromkeys(("reward", "dpo", "kto", "orpo", "simpo"), demo.preferences)
 
@@ -190,6 +201,8 @@ def make_recipe(demo: DemoFiles) -> Recipe:
         if method in PROMPTS:
             recipe["rollout"] = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
             recipe["rewards"] = [{"kind": "function", "function": f"{REWARDS}:varied"}]
+        if method == "distill":
+            recipe["reference"] = {"path": teacher()}
         return merged(recipe, more)
 
     return make

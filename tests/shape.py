@@ -39,8 +39,8 @@ ROOMS = {
     ),
     "maths": (510, "one function for each formula"),
     "compute": (
-        1955,
-        "our kernels' Python side, torch's form, compiled on GPUs (125); knows addresses; axes (250), boxes (45)",
+        1985,
+        "our kernels' Python side, torch's form, compiled on GPUs (125); addresses; axes (250), boxes (45), a KL (30)",
     ),
     "runtime": (
         2745,
@@ -50,7 +50,7 @@ ROOMS = {
         1980,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
-    "algorithms": (1285, "a file for each method and two for what they share; rows of episodes (65), of turns (20)"),
+    "algorithms": (1390, "a file for each method, two for what they share; rows of episodes (65), turns (20), a teacher"),
     "data": (
         4665,
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
@@ -60,8 +60,8 @@ ROOMS = {
         "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190), rubrics (265), turns (70)",
     ),
     "models": (
-        3725,
-        "Hugging Face folders to modules and back, tried first (90), files of a bound (45); who holds which box (70)",
+        3740,
+        "Hugging Face folders to modules and back, tried first (90), files of a bound (45); boxes (70), other ids (15)",
     ),
     "weights": (
         935,
@@ -72,7 +72,7 @@ ROOMS = {
         3640,
         "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
-    "learn": (2320, "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120)"),
+    "learn": (2360, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), a teacher (40)"),
     "loop": (
         2820,
         "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",
@@ -82,7 +82,7 @@ ROOMS = {
         830,
         "episodes of several turns: an environment of the user's, sampled turns, what stands between; rehearsed (55)",
     ),
-    "settings": (1065, "the tree, recipes, files, what sections ask of each other, places of calls (45)"),
+    "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
         2575,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, lost answers (60)",
@@ -101,8 +101,8 @@ ROOMS = {
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3120,
-        "before a run: check (610), layout (150), profile (600), costs (630), placements and search (635) (optional)",
+        3140,
+        "before a run: check (615), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
     "commands": (
         2240,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Algorithm, Memory
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.ppo import KL_HORIZON, PPO
 from plaudit.algorithms.reinforce import Reinforce
@@ -311,10 +312,11 @@ METHODS: list[Callable[[], Algorithm]] = [
     ReMax,
     Reinforce,
     lambda: Reinforce(samples=2, group_baseline=True),
+    lambda: Distill(samples=2, reward_weight=0.5),
 ]
 
 
-@pytest.mark.parametrize("make", [GRPO, RLOO, lambda: Reinforce(samples=2, group_baseline=True)])
+@pytest.mark.parametrize("make", [GRPO, RLOO, METHODS[-2], METHODS[-1]])
 def test_a_shift_of_rewards_changes_nothing_for_group_methods(make: Callable[[], Algorithm]) -> None:
     batch = ragged(2)
     assert batch.reward is not None

@@ -11,6 +11,7 @@ from torch import Tensor
 from plaudit.algorithms import ALGORITHMS
 from plaudit.algorithms.base import Algorithm, Objective
 from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.figures import merge_stats
 from plaudit.algorithms.grpo import GRPO
@@ -76,6 +77,8 @@ CASES: dict[str, Callable[[], Objective]] = {
     "remax": ReMax,
     "reinforce": Reinforce,
     "reinforce-baseline": lambda: Reinforce(samples=2, group_baseline=True),
+    "distill": Distill,
+    "distill-rewarded": lambda: Distill(samples=2, reward_weight=0.5, discount=0.9),
     "online-dpo": OnlineDPO,
     "best-of-k": BestOfK,
     "best-of-k-kl": lambda: BestOfK(kl_in_loss=0.4),

@@ -13,6 +13,7 @@ import pytest
 from plaudit import Settings, SettingsError
 from plaudit.algorithms import ALGORITHMS, Objective, register_algorithm
 from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.kto import KTO
@@ -80,6 +81,9 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: Reinforce(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: Reinforce(discount=2.0), "discount=2.0"),
         (lambda: Reinforce(group_baseline=True), "samples=1 .*2.*group_baseline"),
+        (lambda: Distill(discount=2.0), "discount=2.0"),
+        (lambda: Distill(reward_weight=-1.0), "reward_weight=-1"),
+        (lambda: Distill(reward_weight=0.5), "samples=1 .*2.*reward_weight=0.5"),
         (lambda: OnlineDPO(samples=1), "samples=1"),
         (lambda: OnlineDPO(beta=0.0), "beta=0.0"),
         (lambda: BestOfK(samples=0), "samples=0"),
@@ -105,7 +109,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: 
     assert re.match(rf"{message}\b", told)
 
 
-@pytest.mark.parametrize("method", [PPO, GRPO, RLOO, ReMax, Reinforce])
+@pytest.mark.parametrize("method", [PPO, GRPO, RLOO, ReMax, Reinforce, Distill])
 def test_every_policy_gradient_has_the_checks_of_all(method: type[PolicyGradient]) -> None:
     assert [told.split()[0] for told in complaints(method(ratio="word"))] == ["ratio=word"]
     assert [told.split()[0] for told in complaints(method(correction="cispo", dual_clip=3.0))] == ["correction=cispo"]

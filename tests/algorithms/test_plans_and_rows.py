@@ -9,6 +9,7 @@ import pytest
 
 from plaudit.algorithms import ALGORITHMS, Algorithm, PolicyGradient
 from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.online_dpo import OnlineDPO
 from plaudit.algorithms.ppo import PPO
@@ -20,7 +21,7 @@ from plaudit.batch import Batch
 from plaudit.types import Group, Response, Role, Row, Sampling
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_tokens=2, max_tokens=9, stop=("x",), seed=3)
-EVERYTHING = [PPO(), GRPO(), RLOO(), Reinforce()]
+EVERYTHING = [PPO(), GRPO(), RLOO(), Reinforce(), Distill()]
 
 
 def places(rows: list[Row]) -> list[int]:
@@ -30,7 +31,7 @@ def places(rows: list[Row]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    [(PPO(), 1), (PPO(samples=3), 3), (GRPO(), 8), (RLOO(), 4), (Reinforce(), 1), (OnlineDPO(), 4), (BestOfK(), 4)],
+    [(PPO(), 1), (PPO(samples=3), 3), (GRPO(), 8), (RLOO(), 4), (Distill(), 1), (OnlineDPO(), 4), (BestOfK(), 4)],
 )
 def test_plan_is_the_same_sampling_for_every_sample(method: Algorithm, count: int) -> None:
     assert method.plan(SAMPLING) == [SAMPLING] * count
@@ -198,6 +199,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "rloo": {reference},
         "remax": {reference},
         "reinforce": {reference},
+        "distill": {reference},
         "online-dpo": {reference},
         "best-of-k": frozenset(),
     }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Algorithm, Objective, Output
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
@@ -200,6 +201,21 @@ def test_reinforce(group_baseline: bool) -> None:
     close(got * torch.tensor(returns, dtype=torch.float64).std(), -objective_gradient(BETA))
     assert batch.advantages is not None
     assert float(batch.advantages[batch.trainable].mean()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_distillation_with_a_discount_of_1_is_the_kl_of_whole_answers() -> None:
+    kl = objective_gradient(0.0) - objective_gradient(1.0)
+    close(expected_gradient(Distill(discount=1.0, aggregation=1.0), 1), kl)
+    mixed = Distill(samples=2, discount=1.0, reward_weight=2.0, aggregation=1.0)  # 2 (k - 1) / k = 1
+    close(expected_gradient(mixed, 2), kl - objective_gradient(0.0))
+
+
+def test_distillation_by_token_is_the_kl_in_every_state_visited() -> None:
+    logits = POLICY.log().clone().requires_grad_()
+    logp = torch.log_softmax(logits, -1)
+    visits = torch.tensor([1.0, 0.25, 0.25], dtype=torch.float64)
+    total = (visits * (logp.exp() * (logp - OTHER.log())).sum(-1)).sum()
+    close(expected_gradient(Distill(aggregation=1.0), 1), torch.autograd.grad(total, logits)[0])
 
 
 def test_dr_grpo_is_short_by_its_own_share_of_the_mean() -> None:

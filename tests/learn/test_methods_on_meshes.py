@@ -38,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rloo": (LLAMA, {}),
     "remax": (GPT2, LORA),
     "reinforce": (QWEN3, AGAIN),
+    "distill": (LLAMA, {}),
     "online-dpo": (GPT2, {"algorithm": {"loss": "ipo", "beta": 1.0, "length_average": True}}),
     "best-of-k": (LLAMA, {"algorithm": {"kl_in_loss": 0.1}}),
     "grpo as Dr.GRPO": (GPT2, {"algorithm": {"scale_rewards": False, "aggregation": 30}}),

@@ -32,7 +32,7 @@ from plaudit.runtime.worker import NoWorkersError, TooManyFailures
 pytestmark = pytest.mark.slow
 
 OFFLINE = ("sft", "reward", "dpo", "kto", "orpo", "simpo")
-ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
+ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "distill", "online-dpo", "best-of-k")
 SEVERAL = {"samples": 2}
 ALGORITHM = {"rloo": SEVERAL, "grpo": SEVERAL, "online-dpo": SEVERAL, "best-of-k": SEVERAL}
 

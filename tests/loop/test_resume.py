@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "remax": ("remax", {}),
     "reinforce": ("reinforce", {}),
     "reinforce with a group's baseline": ("reinforce", {"algorithm": {"samples": 2, "group_baseline": True}}),
+    "distill": ("distill", {"algorithm": {"samples": 2, "reward_weight": 0.5}}),
     "online-dpo": ("online-dpo", {"algorithm": {"samples": 3}}),
     "best-of-k": ("best-of-k", {"algorithm": {"samples": 3}}),
     "sft on a stream": ("sft", {"data": {"stream": 5}}),

@@ -32,7 +32,7 @@ from plaudit.types import Row, Stats
 
 pytestmark = pytest.mark.slow
 
-ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
+ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "distill", "online-dpo", "best-of-k")
 
 
 def settings_of(make_recipe: Any, method: str, output: Path, **more: Any) -> Settings:
@@ -161,7 +161,7 @@ def test_figures_of_samples_leave_greedy_answers_out(make_recipe: Any, tmp_path:
 @pytest.mark.parametrize("method", ONLINE)
 def test_before_the_first_update_sampler_and_learner_agree(method: str, make_recipe: Any, tmp_path: Path) -> None:
     """The k3 estimate of the KL between them; it would not be zero if any column were off by one."""
-    samples = {} if method in ("ppo", "remax", "reinforce") else {"samples": 3}
+    samples = {} if method in ("ppo", "remax", "reinforce", "distill") else {"samples": 3}
     one_update = {"minibatches": 1} if method == "ppo" else {}
     done = run(settings_of(make_recipe, method, tmp_path, algorithm=samples | one_update, train={"steps": 2}))
     assert [m["kl/sampler"] < 1e-9 for m in done.metrics] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from told import says
 
+from plaudit.data.byte_pairs import train_tokenizer
+from plaudit.learn.settings import ReferenceSettings
 from plaudit.models.config import DecoderConfig
 from plaudit.models.families import read_config
+from plaudit.models.load import load_model, load_tokenizer, save_model
 from plaudit.preflight import machine, needs
 from plaudit.preflight.check import Preflight, preflights
 from plaudit.settings.recipes import load_settings
@@ -98,6 +102,28 @@ def test_a_judge_is_no_policy(recipe: dict[str, Any], judge: Path, demo: Any) ->
     assert ("model.path", f"model.path={judge} is a reward or value model: give its policy") in told(found(recipe))
     recipe |= {"method": "reward", "data": recipe["data"] | {"train": str(demo.preferences)}}
     assert told(found(recipe)) == []
+
+
+def test_a_teacher_of_another_tokenizer_is_found_and_one_of_the_same_counts_by_its_size(
+    recipe: dict[str, Any], make_recipe: Any, tmp_path: Path
+) -> None:
+    recipe = make_recipe("distill", tmp_path / "runs", name="one")
+    one = found(recipe)
+    assert told(one) == []
+    settings, config = one.settings, read_config({**one.config, "vocab_size": one.vocab_size})
+    teacher = load_model(recipe["reference"]["path"])
+    assert needs.memory(config, settings)["reference"] == 4 * sum(p.numel() for p in teacher.parameters())
+    assert (
+        needs.memory(config, replace(settings, reference=ReferenceSettings(path="owner/model")))["reference"]
+        == 4 * config.parameters
+    )
+    rows = ({"prompt": f"{number}: ÄÖÜ", "completion": "äöü" * number} for number in range(9))
+    train_tokenizer((row["prompt"] + row["completion"] for row in rows), tmp_path / "words", vocabulary=300)
+    save_model(teacher, tmp_path / "other", tokenizer=load_tokenizer(str(tmp_path / "words")))
+    recipe["reference"]["path"] = str(tmp_path / "other")
+    ((key, text),) = told(found(recipe))
+    assert key == "reference.path"
+    assert says(text, "another tokenizer .. ids differ, the first is .. to the policy .. Give a model")
 
 
 def test_what_does_not_fit_the_model_is_found(recipe: dict[str, Any]) -> None:

@@ -112,8 +112,6 @@ def test_a_part_or_a_sum_that_is_not_finite_is_no_reward() -> None:
 def test_names_must_differ() -> None:
     with pytest.raises(ValueError, match="'x'"):
         WeightedReward([(FunctionReward(letters), 1.0, "x"), (FunctionReward(letters), 1.0, "x")])
-    with pytest.raises(ValueError, match="at least one"):
-        WeightedReward([])
 
 
 def test_a_sum_may_be_asked_for_again_if_all_that_failed_of_it_may_pass() -> None:

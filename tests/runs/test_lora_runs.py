@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rloo": {"algorithm": {"samples": 3}},
     "remax": {},
     "reinforce": {},
+    "distill": {},
     "online-dpo": {"algorithm": {"samples": 3}},
     "best-of-k": {"algorithm": {"samples": 3}},
 }

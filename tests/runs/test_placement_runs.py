@@ -54,6 +54,16 @@ def test_a_critic_and_a_reference_on_ranks_of_their_own(make_recipe: Recipe, tmp
             assert here.get(key) == there.get(key)
 
 
+def test_a_larger_teacher_on_ranks_of_its_own(make_recipe: Recipe, tmp_path: Path) -> None:
+    """To the bit as in one process: distillation without a reward."""
+    recipe = make_recipe("distill", tmp_path / "local", train={"steps": 3}) | {"rewards": []}
+    whole = run(load_settings(recipe))
+    placed = RAY | {"placement": {"reference": {"workers": 2}}}
+    apart = run(load_settings(recipe | {"runtime": placed, "output": str(tmp_path / "apart")}))
+    assert same_weights(whole, apart)
+    assert [one["kl/reference"] for one in whole.metrics] == [one["kl/reference"] for one in apart.metrics]
+
+
 @pytest.mark.parametrize(
     ("critic", "reference"), [({"pipeline": 2}, {"context": 2}), ({"context": 2}, {"pipeline": 2})], ids=str
 )

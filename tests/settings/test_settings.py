@@ -65,6 +65,17 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["rewards=[{kind: function, function: '~no such user/x.py:f'}]"], "there is no file"),
         ("sft", ["rewards=[{kind: length}]"], "sft .. no rewards"),
         ("ppo", ["rewards=[]"], "ppo needs a reward"),
+        ("distill", [], "distill needs a teacher: set reference.path"),
+        (
+            "distill",
+            ["rewards=[]", "reference.path=a", "algorithm.samples=2", "algorithm.reward_weight=0.5"],
+            "distill needs a reward",
+        ),
+        (
+            "distill",
+            ["rewards=[]", "reference.path=a", "evaluate.every=1", "evaluate.best=reward/mean", "data.validation=5%"],
+            "evaluate.best=reward/mean .. rewards .. none",
+        ),
         ("grpo", ["shaping.unfinished=bootstrap"], "grpo has no critic"),
         ("ppo", ["shaping.unfinished=mask_loss"], "ppo with these settings"),
         ("reinforce", ["shaping.unfinished=mask_loss"], "reinforce with these settings"),
@@ -325,9 +336,9 @@ def test_all_contradictions_are_listed_at_once() -> None:
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_the_saved_tree_loads_back_equal(method: str, tmp_path: Path) -> None:
-    settings = load_settings(
-        VALID if ALGORITHMS[method]().data == "prompts" else dict(list(VALID.items())[:2]), method=method
-    )
+    given = VALID if ALGORITHMS[method]().data == "prompts" else dict(list(VALID.items())[:2])
+    teacher = {"reference": {"path": "some/teacher"}} if ALGORITHMS[method]().has_teacher else {}
+    settings = load_settings(given | teacher, method=method)
     changed = dataclasses.replace(settings, seed=7, name="a b", threads=2)
     changed.optimizer.betas = (0.5, 0.75)
     changed.rollout.stop = ["\n", "null", "1.0"]
@@ -425,6 +436,8 @@ def test_what_a_method_does_not_read_is_named() -> None:
         "shaping.clip=2.0",
     ]
     assert unused(load_settings(VALID, [*offline, "train.batch_size=8"], method="ppo")) == ["train.batch_size=8"]
+    given |= {"reference": {"path": "some/teacher"}}
+    assert unused(load_settings(given, ["shaping.clip=2"], method="distill")) == ["shaping.clip=2.0"], "no rewards"
     for method in ALGORITHMS:
         assert unused(defaults(method)) == [], method
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plaudit.algorithms.base import Algorithm, Objective, Output
 from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.distill import Distill
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.kto import KTO
@@ -32,6 +33,7 @@ ALGORITHMS: dict[str, type[Objective]] = {
     "rloo": RLOO,
     "remax": ReMax,
     "reinforce": Reinforce,
+    "distill": Distill,
     "online-dpo": OnlineDPO,
     "best-of-k": BestOfK,
 }

@@ -54,6 +54,10 @@ class Objective(Section):
     """Figures on held-out rows by which an offline method's best checkpoint can be chosen (`evaluate.best`)."""
     has_baseline: ClassVar[bool] = False
     """True if an answer's reward is compared with those of other answers to its prompt."""
+    uses_rewards: ClassVar[bool] = True
+    """False if an online method can train without any reward."""
+    has_teacher: ClassVar[bool] = False
+    """True if the reference is a teacher, a model that the policy is to become like."""
     uses_ratio: ClassVar[bool] = False
     """True if the loss has ratios of learner to sampler: top-k, top-p or min_tokens would then bias it."""
 

@@ -1,4 +1,4 @@
-"""The base of PPO, GRPO, RLOO, ReMax and REINFORCE++: the clipped loss, its figures, and sequence-level credit.
+"""The base of PPO, GRPO, RLOO, ReMax, REINFORCE++ and distillation: clipped loss, its figures, sequence-level credit.
 
 Batch -> credit (of the subclass) -> advantages -> weigh -> policy_loss (ratio, clip, KL) -> loss, figures
 """

@@ -19,7 +19,8 @@ from plaudit.types.distant import joined
 def rows_of(group: Group, response: Response, *, baseline: float = 0.0) -> list[Row]:
     """Return the rows of a response: one, and one more for each restart of an episode. What precedes an answer is not
     trained, with log-probs 0 and version -1."""
-    assert response.reward is not None or response.continues, "a response without a reward has no row"
+    known = response.reward is not None or response.continues or not response.score.applicable
+    assert known, "a response whose reward failed or is masked has no row"
     reward = sum(reward for _, reward in response.process) if response.reward is None else response.reward
     rows, answer = list[Row](), response.completion
     whole = [(group.prompt.tokens, slice(None))]

@@ -58,7 +58,10 @@ def init(method: str, overrides: Sequence[str], output: Path) -> list[str]:
     recipe |= {"method": method, "name": output.stem, "model": model}
     recipe["data"] = {"train": train, "max_prompt_tokens": room // 2, "max_tokens": room}
     if kind == "online":
-        recipe["rewards"] = [{"kind": "judge", "path": "runs/reward"}]
+        if defaults(method).algorithm.uses_rewards:
+            recipe["rewards"] = [{"kind": "judge", "path": "runs/reward"}]
+        else:
+            del recipe["shaping"]
         recipe["rollout"]["max_tokens"] = min(recipe["rollout"]["max_tokens"], room // 2)
         del recipe["data"]["max_tokens"]
     else:

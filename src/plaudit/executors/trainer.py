@@ -49,7 +49,7 @@ from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, l
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
 from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
 from plaudit.models.share import Share, begin_weights, filled
-from plaudit.models.tokenizer import check_vocabulary, contradict
+from plaudit.models.tokenizer import check_tokens, check_vocabulary, contradictions
 from plaudit.runtime.memory import (
     RankOutOfMemory,
     free_memory,
@@ -108,7 +108,7 @@ def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
     """Return the path of the run's first judge with the policy's vocabulary, or None; warn of other judges."""
     judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
     for path in judges:
-        if not contradict(load_tokenizer(path), tokenizer):
+        if not contradictions(load_tokenizer(path), tokenizer):
             return path
         log.warning("The critic does not start from the judge %s, whose tokenizer is not the policy's.", path)
     return None
@@ -143,8 +143,8 @@ class Trainer:
         self.placements: dict[Role, Placement] = {}
         trained = self.objective.losses().keys() & {*roles}
         refers = Role.REFERENCE in self.objective.asks and Role.REFERENCE in roles
-        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in trained else None)
-        self._check_tokens("reference.path", settings.reference.path if refers else None)
+        check_tokens("critic.path", settings.critic.path if Role.CRITIC in trained else None, self.tokenizer)
+        check_tokens("reference.path", settings.reference.path if refers else None, self.tokenizer)
         for role in (role for role in self.objective.losses() if role in trained):
             self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
             if settings.learn.activation_checkpointing:
@@ -269,14 +269,6 @@ class Trainer:
         self.models[role] = model
         waits = role is Role.REFERENCE and "reference" in self.settings.runtime.offload and apart(self.device)
         self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
-
-    def _check_tokens(self, setting: str, path: str | None) -> None:
-        """Raise SettingsError for a model whose tokenizer gives the policy's token ids other meanings."""
-        if path is not None and contradict(load_tokenizer(path), self.tokenizer):
-            raise SettingsError(
-                f"{setting}={path} has another tokenizer than the policy, so the same ids mean other texts. Give a "
-                "model with the policy's tokenizer"
-            )
 
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """Return a model's placement among the ranks. `waits`: the model stays in host memory until it is used."""

@@ -62,10 +62,11 @@ class LearnSettings:
 
 @dataclass
 class ReferenceSettings:
-    """The frozen model that the policy is kept close to."""
+    """The frozen model that the policy is kept close to, or the teacher of `distill`."""
 
     path: str | None = None
-    """Checkpoint of the reference, with the policy's tokenizer; null takes the policy as it starts."""
+    """Checkpoint of the reference or teacher, of any size, with the policy's tokenizer. Null takes the policy as it
+    starts; `distill` needs a path."""
     ema: float = setting(0.0, least=0, most=1)
     """After every step, move the reference by this share of the way towards the policy (0.001 is usual). 0 keeps it
     frozen, as TRL and InstructGPT do."""

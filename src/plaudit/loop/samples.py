@@ -196,7 +196,8 @@ def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces)
     completions = here([response.completion for response in group.responses])
     for number, (response, completion) in enumerate(zip(group.responses, completions, strict=True)):
         response = replace(response, completion=completion)
-        rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
+        without = response.reward is None and not response.continues and response.score.applicable
+        rowless = response.greedy or not response.trained or without
         columns = None if rowless else _columns(group, completion, rows, taken)
         yield {
             "group": group.index,

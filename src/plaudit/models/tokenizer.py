@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
+from plaudit.support.fields import SettingsError
 from plaudit.support.limits import rust_errors
 
 if TYPE_CHECKING:
@@ -154,11 +155,27 @@ def check_vocabulary(tokenizer: Any, model: LanguageModel) -> None:
         )
 
 
-def contradict(one: Any, other: Any) -> bool:
-    """True if some id means different tokens to the two tokenizers. A token that only one of them has, such as an added
-    pad, is no contradiction."""
+def contradictions(one: Any, policy: Any) -> str:
+    """Return the ids that mean other tokens to `one` than to the policy's tokenizer, in words; "" if there are none. A
+    token that only one of them has, such as an added pad, is no contradiction."""
     tokens = {number: token for token, number in one.get_vocab().items()}
-    return any(tokens.get(number, token) != token for token, number in other.get_vocab().items())
+    ids = sorted(policy.get_vocab().items(), key=lambda item: item[1])
+    differ = [(i, tokens[i], token) for token, i in ids if tokens.get(i, token) != token]
+    if not differ:
+        return ""
+    first, theirs, ours = differ[0]
+    return (
+        f"{len(differ):,} of {len(ids):,} ids differ, the first is {first}: {theirs!r:.40}, to the policy {ours!r:.40}"
+    )
+
+
+def check_tokens(setting: str, path: str | None, tokenizer: Any) -> None:
+    """Raise SettingsError for a model whose tokenizer gives the ids of the policy's `tokenizer` other meanings."""
+    if path is not None and (differ := contradictions(load_tokenizer(path), tokenizer)):
+        raise SettingsError(
+            f"{setting}={path} has another tokenizer than the policy, so the same ids mean other texts ({differ}). "
+            "Give a model with the policy's tokenizer"
+        )
 
 
 def tokenizer_special(tokenizer: Any, model: LanguageModel) -> SpecialTokens:

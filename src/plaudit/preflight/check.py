@@ -33,7 +33,7 @@ from plaudit.models.families import read_config
 from plaudit.models.folders import local_folder, refuse_absent
 from plaudit.models.keys import UnsupportedError
 from plaudit.models.mesh import Mesh, check_mesh, check_tensor
-from plaudit.models.tokenizer import load_tokenizer
+from plaudit.models.tokenizer import check_tokens, load_tokenizer
 from plaudit.preflight import machine, needs
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rubric import LlmReward
@@ -236,6 +236,9 @@ def _data(found: Preflight, s: Settings) -> None:
         here = {k: [one for one in v if one not in (*far, *missing)] for k, v in paths.items()}
         tokenizer = load_tokenizer(found.tokenizer, tried=False)
         found.vocab_size = len(tokenizer)
+        for key, model in (("reference.path", s.reference.path), ("critic.path", s.critic.path)):
+            with found.asking(key):
+                check_tokens(key, model if model is not None and is_here(model) else None, tokenizer)
         if not any(here.values()):
             return
         path = s.model.path

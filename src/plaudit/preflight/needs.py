@@ -6,9 +6,13 @@ Left out: time, and what the machine has (`machine.py`).
 from __future__ import annotations
 
 from plaudit.models.config import DecoderConfig
+from plaudit.models.described import folder_config
+from plaudit.models.families import read_config
+from plaudit.models.folders import local_folder
 from plaudit.models.settings import LoraSettings
 from plaudit.rollout.settings import KEPT
 from plaudit.settings.tree import Settings
+from plaudit.support.paths import is_here
 from plaudit.types import Role
 
 
@@ -20,7 +24,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     - With activation checkpointing a pass keeps every layer's input, and the activations of one layer; without it,
       those of all layers: per token some 20 times the hidden size and 3 times the inner size.
     - A cached token takes its keys and values. With an environment, turns that have ended are cached too.
-    - Judges and the reference count as models of the policy's size.
+    - A reference or teacher at `reference.path` has its own size if it is here; judges, and others, the policy's.
     """
     width, weights = _width(s), config.parameters
     losses = [role for role in s.objective.losses() if s.runtime.trains(role)]
@@ -32,7 +36,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
         and s.runtime.trains(Role.REFERENCE)
         and (s.reference.path or not s.model.lora.rank)
     ):
-        parts["reference"] = weights * (4 if s.reference.ema else width)
+        parts["reference"] = _referred(config, s.reference.path) * (4 if s.reference.ema else width)
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
     parts["judge"] = width * weights * len(judges)
     parts["activations"] = s.learn.micro_tokens * by_token(config, s)
@@ -42,6 +46,16 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
         rows = s.rollout.slots * (1 + KEPT if s.environment.on else 1)
         parts["cache"] = rows * length * config.layers * 2 * width * groups
     return {part: float(size) for part, size in parts.items() if size}
+
+
+def _referred(policy: DecoderConfig, path: str | None) -> int:
+    """Number of weights of the reference; the policy's if its folder is not here or its family is not ours."""
+    if path is None or not is_here(path):
+        return policy.parameters
+    try:
+        return read_config(folder_config(local_folder(path))).parameters
+    except (ValueError, OSError):  # what is wrong with the folder is found where the run loads it
+        return policy.parameters
 
 
 def by_token(config: DecoderConfig, s: Settings) -> int:

@@ -18,15 +18,14 @@ class WeightedReward:
     - A reward's own parts are named "name/part". A reward of weight 0 is only shown.
     - If a reward fails, or its value is not finite, the sum fails too, with a reason that names the reward.
     - Rewards that do not apply to an answer are left out of its sum. With `renormalise` the sum is then multiplied by
-      (sum of all |weight|) / (sum of |weight| of those that apply). If none with a weight applies, nor does the sum.
+      (sum of all |weight|) / (sum of |weight| of those that apply). If none with a weight applies, nor does the sum; a
+      sum of no rewards applies to no answer.
     - `compares`: a score depends on the other answers to the prompt.
     """
 
     def __init__(
         self, rewards: Sequence[tuple[Reward, float, str]], *, renormalise: bool = False, compares: bool = False
     ):
-        if not rewards:
-            raise ValueError("A weighted reward needs at least one reward.")
         twice = [name for name, count in Counter(name for _, _, name in rewards).items() if count > 1]
         if twice:
             raise ValueError(f"Two rewards are called {twice[0]!r}. Give each a `name` of its own.")
@@ -34,6 +33,8 @@ class WeightedReward:
         self.whole = sum(abs(weight) for _, weight, _ in rewards)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if not self.rewards:
+            return [Score(value=None, reason=NOT_APPLICABLE)] * len(completions)
         columns = await asyncio.gather(*(reward.score(prompt, completions) for reward, _, _ in self.rewards))
         return [self._sum(scores) for scores in zip(*columns, strict=True)]
 

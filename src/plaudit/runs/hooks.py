@@ -140,6 +140,7 @@ class RunHooks:
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http", "llm")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
         left_out = [*self.settings.log.dismiss, *(["sampler"] if self.settings.rollout.reshaped else ())]
+        left_out += ["kl"] if self.settings.algorithm.has_teacher else []  # it is large at first, and falls
         health = Health(
             left_out,
             truths=["reward/gold", *held_out],

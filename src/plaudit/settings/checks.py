@@ -87,7 +87,7 @@ def _about_method(s: Settings) -> Iterator[str]:
 
     objective = s.objective
     if objective.online:
-        if not s.rewards:
+        if not s.rewards and objective.uses_rewards:
             yield f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
         if s.rollout.temperature == 0:
             yield "rollout.temperature=0.0 must be above 0: at 0 all answers are alike"
@@ -128,6 +128,8 @@ def _about_method(s: Settings) -> Iterator[str]:
     for path, role in ((s.reference.path, Role.REFERENCE), (s.critic.path, Role.CRITIC)):
         if path is not None and role not in objective.asks:
             yield f"{role.value}.path={path} {unasked} {role.value}"
+    if objective.has_teacher and s.reference.path is None:
+        yield f"{s.method} needs a teacher: set reference.path, to the folder or run of a model of the same tokenizer"
     if s.data.stream and s.train.steps is None:
         yield f"data.stream={s.data.stream} has no end: set train.steps"
     yield from _about_offload(s, referred=Role.REFERENCE in objective.asks)
@@ -147,6 +149,8 @@ def _about_best(s: Settings) -> Iterator[str]:
     if s.evaluate.every is None:
         yield f"evaluate.best={best} compares evaluations: set evaluate.every"
     if s.algorithm.online:
+        if not s.rewards:
+            yield f"evaluate.best={best}: evaluations of answers need rewards, and there are none"
         if not best.startswith("reward/"):
             yield f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART"
     elif type(s.algorithm).__module__.startswith("plaudit."):

@@ -126,6 +126,7 @@ def unused(s: Settings) -> list[str]:
 
     online = s.algorithm.online
     idle = ["train.batch_size"] if online else ["rollout.", "shaping."]
+    idle += [] if s.rewards or not online else ["shaping."]
     idle += [] if Role.CRITIC in s.objective.asks else ["critic."]
     default = {leaf.key: leaf.value for leaf in leaves(Settings())}
     changed = [leaf for leaf in leaves(s) if leaf.key.startswith(tuple(idle)) and leaf.value != default[leaf.key]]
