@@ -207,7 +207,7 @@ PIPELINES = ("example.yaml", "model_config.yaml", "distributed.yaml")
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in PIPELINES])
 @pytest.mark.usefixtures("workplace")
-def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path) -> None:
+def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path, make_recipe: Any, tmp_path: Path) -> None:
     path = f"configs/{name}"
     assert len(Path(path).read_text().splitlines()) < 30
     given = yaml.safe_load(Path(path).read_text())
@@ -215,7 +215,10 @@ def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path) -> 
     overrides = ["name=run", "threads=1", "log.quiet=true", "train.steps=1", "train.batch_size=4"]
     overrides += ["model.path=null", f"model.config={model}", f"model.tokenizer={demo.tokenizer}"]
     if "rewards" in given:
-        overrides += [f"rewards.0.path={judge}", "rollout.prompts_per_step=2", "rollout.max_tokens=12"]
+        overrides += ["rollout.prompts_per_step=2", "rollout.max_tokens=12"]
+        overrides += [f"rewards.0.path={judge}"] if given["rewards"][0]["kind"] == "judge" else []
+    if "reference" in given:
+        overrides += [f"reference.path={make_recipe('distill', tmp_path)['reference']['path']}"]
     if name == "dapo.yaml":
         overrides += ["rewards.2.options.max_tokens=12", "rewards.2.options.cache_tokens=4"]
     done = run(load_settings(path, overrides))

@@ -125,3 +125,25 @@ def test_answers_without_a_reward_have_rows_unless_it_failed_or_they_are_masked(
 def test_a_baseline_is_needed_only_by_a_reward_that_counts() -> None:
     assert not Distill().uses_rewards and not Distill().has_baseline
     assert Distill(samples=2, reward_weight=0.5).uses_rewards and Distill(samples=2, reward_weight=0.5).has_baseline
+
+
+def test_over_the_whole_vocabulary_the_loss_is_the_weighed_kl_and_advantages_are_of_rewards_only() -> None:
+    batch = Batch.of([replace(ROW, reward=1.0), replace(ROW, reward=0.0)])
+    divergence = torch.tensor([0.0, 0.0, 0.5, 0.25, 0.0, 1.5] * 2, requires_grad=True)
+    current = torch.tensor([*(ROW.logprobs or ())] * 2, requires_grad=True)
+    output = Output(logprobs=current, entropy=torch.zeros(12), divergence=divergence)
+    method = Distill(whole_vocabulary=True)
+    credited, figures = method.credit(batch, {})
+    assert credited.advantages is not None and not credited.advantages.any() and figures["kl/reference"] == 0.75
+    loss, figures = method.policy_loss(output, method.weigh(credited))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert figures["kl/loss"] == figures["loss/policy"] == pytest.approx(0.75)  # (0.5 + 0.25 + 1.5) / 3
+    assert divergence.grad is not None and divergence.grad.tolist() == pytest.approx([0, 0, 1 / 6, 1 / 6, 0, 1 / 6] * 2)
+    assert current.grad is None
+    mixed = Distill(samples=2, reward_weight=3.0, whole_vocabulary=True)
+    credited, _ = mixed.credit(batch, {})
+    assert credited.advantages is not None
+    assert credited.advantages.tolist() == [0, 0, 1.5, 1.5, 0, 1.5, 0, 0, -1.5, -1.5, 0, -1.5]
+    mixed.policy_loss(output, mixed.weigh(credited))[0].backward()  # type: ignore[no-untyped-call]
+    assert current.grad is not None
+    assert current.grad.tolist() == pytest.approx([0, 0, -0.25, -0.25, 0, -0.25, 0, 0, 0.25, 0.25, 0, 0.25])

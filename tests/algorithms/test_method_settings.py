@@ -84,6 +84,7 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: Distill(discount=2.0), "discount=2.0"),
         (lambda: Distill(reward_weight=-1.0), "reward_weight=-1"),
         (lambda: Distill(reward_weight=0.5), "samples=1 .*2.*reward_weight=0.5"),
+        (lambda: Distill(whole_vocabulary=True, discount=0.5), "whole_vocabulary=true .*discount"),
         (lambda: OnlineDPO(samples=1), "samples=1"),
         (lambda: OnlineDPO(beta=0.0), "beta=0.0"),
         (lambda: BestOfK(samples=0), "samples=0"),

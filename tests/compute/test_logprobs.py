@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plaudit.compute import logprobs
-from plaudit.compute.logprobs import chosen_logprobs
+from plaudit.compute.logprobs import chosen_logprobs, reverse_kl
 
 N, WIDTH, VOCAB = 7, 5, 11
 
@@ -98,3 +98,39 @@ def test_half_precision_states_give_float32_logprobs_and_gradients_of_their_own_
     torch.testing.assert_close(chosen, chosen_logprobs(hidden, weight, targets)[0], atol=0.1, rtol=0)
     gradients = torch.autograd.grad(chosen.sum(), [half, head])
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16]
+
+
+OTHER = 13
+"""Columns of the other model's head: two more."""
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_reverse_kl_and_its_gradients_are_autograds(
+    monkeypatch: pytest.MonkeyPatch, chunk_rows: int, temperature: float
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 4 * chunk_rows * VOCAB)
+    monkeypatch.setattr(logprobs, "LEAST_ROWS", 1)
+    hidden, weight, bias, _ = inputs()
+    other, other_hidden = torch.nn.Linear(3, OTHER), torch.randn(N, 3)
+    found = reverse_kl(
+        lambda x: x @ weight.T + bias, hidden, other, other_hidden, vocabulary=VOCAB, temperature=temperature
+    )
+    logp = torch.log_softmax((hidden @ weight.T + bias) / temperature, -1)
+    logq = torch.log_softmax(other(other_hidden).detach() / temperature, -1)[:, :VOCAB]
+    expected = (logp.exp() * (logp - logq)).sum(-1)
+    torch.testing.assert_close(found, expected)
+    weights, leaves = torch.linspace(-1.0, 2.0, N), [hidden, weight, bias]
+    got = torch.autograd.grad((found * weights).sum(), leaves)
+    torch.testing.assert_close(got, torch.autograd.grad((expected * weights).sum(), leaves))
+    assert other.weight.grad is None
+    with torch.no_grad():
+        again = reverse_kl(other, other_hidden, other, other_hidden, vocabulary=OTHER, temperature=temperature)
+    torch.testing.assert_close(again, torch.zeros(N), atol=1e-6, rtol=0)
+
+
+def test_the_reverse_kl_by_hand() -> None:
+    # Logits (0, ln 3) and (0, 0): p = (1/4, 3/4), q = (1/2, 1/2).
+    first, second = torch.tensor([[0.0, math.log(3)]]), torch.zeros(1, 2)
+    found = reverse_kl(lambda x: x.clone(), first, lambda x: x.clone(), second, vocabulary=2)
+    assert float(found) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5), abs=1e-6)

@@ -47,6 +47,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo off policy": (GPT2, {"algorithm": {"recompute_old": True, "correction": "truncate", "correction_cap": 1.05}}),
 }
 """Method, its model and sections. References are frozen."""
+WHOLE = "distill over the whole vocabulary"
+CASES_OF_DATA = CASES | {WHOLE: (QWEN3, {"algorithm": {"whole_vocabulary": True}})}
+"""Beside them what only the data axis can be used with."""
 AXES = ("data", "tensor", "context", "pipeline")
 MESHES: dict[str, dict[str, Any]] = {
     **{axis: {"mesh": {axis: 2}} for axis in AXES},
@@ -66,7 +69,7 @@ def done(
     root = tmp_path_factory.mktemp("methods")
 
     def job(case: str, how: str) -> Job:
-        model, given = CASES[case]
+        model, given = CASES_OF_DATA[case]
         sections = {**given, "learn": {"micro_tokens": 40} | given.get("learn", {})}
         if how in MESHES:
             sections["runtime"] = {"kind": "ray", **MESHES[how]}
@@ -103,8 +106,7 @@ def norms(folder: Path) -> dict[str, float]:
     return {name: value for name, value in step.items() if name.startswith("gradient_norm/")}
 
 
-@pytest.mark.parametrize("how", MESHES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "how"), [(WHOLE, "data"), *itertools.product(CASES, MESHES)])
 def test_it_has_the_gradient_of_one_rank_and_its_norm(case: str, how: str, done: Path) -> None:
     """A weight differs from the first one by its gradient: there are no moments, and there is no clipping."""
     alone, cut = done / case / "alone", done / case / how

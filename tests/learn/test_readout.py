@@ -9,11 +9,13 @@ from tiny import GPT2
 
 from plaudit.batch import Batch
 from plaudit.compute.axis import Axis
+from plaudit.compute.context import Packed
 from plaudit.compute.invariant import few
 from plaudit.learn import readout
-from plaudit.learn.readout import READOUTS
+from plaudit.learn.readout import READOUTS, Teacher
 from plaudit.models.base import LanguageModel
 from plaudit.models.load import fresh_model
+from plaudit.support.fields import SettingsError
 from plaudit.types import Role, Row
 
 
@@ -185,3 +187,39 @@ def test_a_long_row_is_answered_as_if_alone(dtype: torch.dtype) -> None:
         assert alone is not None
         assert together is not None
         assert torch.equal(alone, together[:mine]), (mine, others)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_policy_is_compared_with_a_larger_teacher_over_the_whole_vocabulary(temperature: float) -> None:
+    """The KL of each trained token and its gradient, beside autograd through both models' whole logits."""
+    policy = fresh_model({**GPT2, "initializer_range": 0.3}, seed=0, vocab_size=50)
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"max_position_embeddings": 64, "initializer_range": 0.3}  # type: ignore[dict-item]
+    teacher = fresh_model({"model_type": "llama", "num_key_value_heads": 1, **sizes}, seed=1, vocab_size=60)
+    batch = asked([9, 2, 16, 5])
+    weight = torch.linspace(0.5, 2.0, len(batch.tokens)) * batch.trainable
+
+    def logits(model: LanguageModel) -> torch.Tensor:
+        context = Packed(batch.lengths.tolist(), device="cpu", window=None, index=None)
+        states = model(batch.tokens, context, batch.trainable.nonzero()[:, 0] - 1)
+        return torch.log_softmax(model.head(states) / temperature, -1)
+
+    logp = logits(policy)
+    expected = torch.zeros(len(batch.tokens))
+    expected[batch.trainable] = (logp.exp() * (logp - logits(teacher).detach()[:, :50])).sum(-1)
+    (expected * weight).sum().backward()  # type: ignore[no-untyped-call]
+    naive = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+    policy.zero_grad()
+    output = Teacher.of(teacher, policy).compared(policy, batch, temperature)
+    assert output.divergence is not None
+    torch.testing.assert_close(output.divergence, expected.detach(), atol=1e-5, rtol=1e-4)
+    plain = READOUTS[Role.POLICY](policy, batch, temperature)
+    torch.testing.assert_close(output.logprobs, plain.logprobs)
+    (output.divergence * weight).sum().backward()  # type: ignore[no-untyped-call]
+    got = [p.grad for p in policy.parameters() if p.grad is not None]
+    assert len(got) == len(naive) and max(float(one.abs().max()) for one in naive) > 0.1
+    for mine, theirs in zip(got, naive, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
+    assert all(p.grad is None for p in teacher.parameters())
+    with pytest.raises(SettingsError, match=r"whole_vocabulary=true.*50 .*60"):
+        Teacher.of(policy, teacher)

@@ -29,6 +29,7 @@ SHARED = ["runtime=ray", "runtime.mesh.rollout_tensor=5", "model.path=null", "mo
 TURNS = "runtime.placement={generate: {shares: train}}"
 INSIDE = "runtime.placement={generate: {inside: train}}"
 APART = "runtime.placement={{{}: {{workers: 1}}}}"
+WHOLE = ["reference.path=a", "algorithm.whole_vocabulary=true"]
 DYNAMIC = ["algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling_part=right/x"]
 VALID: dict[str, Any] = {
     "model": {"path": "some/model"},
@@ -66,6 +67,10 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["rewards=[{kind: length}]"], "sft .. no rewards"),
         ("ppo", ["rewards=[]"], "ppo needs a reward"),
         ("distill", [], "distill needs a teacher: set reference.path"),
+        ("distill", [*WHOLE, "runtime=ray", "runtime.mesh.tensor=2"], "runtime.mesh={'tensor': 2}: .. whole"),
+        ("distill", [*WHOLE, *SHARDS], "whole_vocabulary=true .. runtime.strategy=fsdp"),
+        ("distill", [*WHOLE, "runtime=ray", APART.format("reference")], "with runtime.placement.reference"),
+        ("distill", [*WHOLE, "runtime.offload=[reference]"], "with runtime.offload=['reference']"),
         (
             "distill",
             ["rewards=[]", "reference.path=a", "algorithm.samples=2", "algorithm.reward_weight=0.5"],

@@ -34,6 +34,7 @@ class Output:
     entropy: Tensor | None = None  # policy (n,), 0 on untrained tokens
     values: Tensor | None = None  # critic (n,), of the state before each trained token
     scores: Tensor | None = None  # judge (r,), read at each row's last token
+    divergence: Tensor | None = None  # policy (n,), KL(policy || teacher) over the vocabulary, 0 on untrained tokens
 
 
 LossFn = Callable[[Output, Batch], tuple[Tensor, Stats]]
@@ -58,6 +59,8 @@ class Objective(Section):
     """False if an online method can train without any reward."""
     has_teacher: ClassVar[bool] = False
     """True if the reference is a teacher, a model that the policy is to become like."""
+    reads_divergence: ClassVar[bool] = False
+    """True if the policy's loss reads `Output.divergence`, for which the teacher is in the policy's processes."""
     uses_ratio: ClassVar[bool] = False
     """True if the loss has ratios of learner to sampler: top-k, top-p or min_tokens would then bias it."""
 

@@ -6,10 +6,13 @@ Batch with the teacher's log-probs -> credit: log teacher - log policy of each t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from plaudit.algorithms.base import Memory
+import torch
+from torch import Tensor
+
+from plaudit.algorithms.base import Memory, Output
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.algorithms.rows import Answers, rows_of
@@ -36,6 +39,10 @@ class Distill(PolicyGradient):
     """Weight of an answer's reward, less its group's mean, in the advantage of its tokens; above 0 it needs samples >=
     2. 0: rewards are only shown, and none is needed."""
 
+    whole_vocabulary: bool = False
+    """Minimise each token's KL over the whole vocabulary, not its estimate by the sampled token: the gradient is the
+    same on average, without the noise. The teacher must be whole in the policy's processes."""
+
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
     has_teacher: ClassVar[bool] = True
 
@@ -43,6 +50,8 @@ class Distill(PolicyGradient):
         yield from super().contradictions()
         if self.reward_weight > 0 and self.samples < 2:
             yield f"samples={self.samples} must be at least 2 with algorithm.reward_weight={self.reward_weight}"
+        if self.whole_vocabulary and (self.discount or self.kl_in_loss):
+            yield "whole_vocabulary=true has each token's KL in the loss: set discount and kl_in_loss to 0"
 
     @property
     def has_baseline(self) -> bool:  # type: ignore[override]
@@ -51,6 +60,10 @@ class Distill(PolicyGradient):
     @property
     def uses_rewards(self) -> bool:  # type: ignore[override]
         return self.reward_weight > 0
+
+    @property
+    def reads_divergence(self) -> bool:  # type: ignore[override]
+        return self.whole_vocabulary
 
     def rows(self, group: Group) -> list[Row]:
         """Return the rows of responses with a reward. Those to which none applies have rows too, unless their group is
@@ -62,9 +75,23 @@ class Distill(PolicyGradient):
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         kl, row_kl = reference_kl(batch)
         answers = Answers(batch)
-        advantages = return_to_go(-kl, batch.trainable, answers.token, answers.count, discount=self.discount)
+        gain = torch.zeros_like(kl) if self.whole_vocabulary else -kl
+        advantages = return_to_go(gain, batch.trainable, answers.token, answers.count, discount=self.discount)
         if self.reward_weight:
             centred = group_centred(answers.of(batch.reward), answers.of(batch.group), scale=False)
             advantages = advantages + self.reward_weight * spread(centred, batch)
         batch = batch.with_columns(advantages=advantages)
         return batch, credit_figures(batch, kl=row_kl, grouped=self.has_baseline)
+
+    def policy_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
+        if not self.whole_vocabulary:
+            return super().policy_loss(output, batch)
+        divergence = output.divergence
+        assert output.logprobs is not None and divergence is not None
+        assert batch.weight is not None and batch.token_share is not None
+        if not self.reward_weight:  # no advantages, and so no gradient by the sampled tokens
+            output = replace(output, logprobs=output.logprobs.detach())
+        loss, figures = super().policy_loss(output, batch)
+        loss = loss + (divergence * batch.weight).sum()
+        kl = float((divergence.detach() * batch.token_share).sum())
+        return loss, figures | {"loss/policy": float(loss.detach()), "kl/loss": kl}

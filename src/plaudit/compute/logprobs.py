@@ -223,3 +223,31 @@ def logprobs_by(
     chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
     chosen, entropy = (torch.cat(column) for column in zip(*(compute(*chunk) for chunk in chunks), strict=True))
     return chosen, entropy
+
+
+def reverse_kl(
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    other_head: Callable[[Tensor], Tensor],
+    other_hidden: Tensor,
+    *,
+    vocabulary: int,
+    temperature: float = 1.0,
+) -> Tensor:
+    """KL(p || q) = sum_v p_v (log p_v - log q_v) of each token, (n,), without the full logits tensors; q is constant.
+
+    p is the softmax of head(hidden) / temperature, q that of the other model's. Heads map (n, width) to logits; p's has
+    `vocabulary` columns, q's at least as many. Backward computes the logits of a chunk again.
+    """
+
+    def part(hidden: Tensor, other_hidden: Tensor) -> Tensor:
+        logp = _log_softmax(head(hidden), temperature)
+        with torch.no_grad():
+            logq = _log_softmax(other_head(other_hidden), temperature)[:, :vocabulary]
+        return (logp.exp() * (logp - logq)).sum(dim=-1)
+
+    forgotten = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    rows = _chunk_rows(hidden, 4 * vocabulary)  # a chunk's gradient keeps some four tensors of the logits' size
+    compute = forgotten if torch.is_grad_enabled() else part
+    chunks = zip(torch.split(hidden, rows), torch.split(other_hidden, rows), strict=True)
+    return torch.cat([compute(*chunk) for chunk in chunks])

@@ -31,6 +31,7 @@ from plaudit.executors.publisher import Publisher
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
+from plaudit.learn.readout import Teacher
 from plaudit.learn.scorer import BaseScorer, Scorer
 from plaudit.learn.sharding import Placement, Waiting, Whole, apart, recompute_layers
 from plaudit.learn.shards import Sharded
@@ -308,6 +309,7 @@ class Trainer:
         if role is Role.CRITIC:
             optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)
         loss = self.objective.losses()[role]
+        compared = role is Role.POLICY and self.objective.reads_divergence
         return Learner(
             model,
             role,
@@ -321,6 +323,7 @@ class Trainer:
             passes=self.passes,
             waits="optimizer" in settings.runtime.offload and apart(self.device),
             keep=self.keep,
+            teacher=Teacher.of(self.models[Role.REFERENCE], model) if compared else None,
         )
 
 

@@ -20,7 +20,7 @@ from plaudit.algorithms.figures import merge_stats, plain
 from plaudit.batch import Batch
 from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.passes import Passes, UnitTooLong
-from plaudit.learn.readout import Work, counts_once
+from plaudit.learn.readout import Teacher, Work, counts_once
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, finite, local
@@ -52,11 +52,13 @@ class Learner(Scorer):
         passes: Passes | None = None,
         waits: bool = False,
         keep: Keep = write_boxes,
+        teacher: Teacher | None = None,
     ):
-        """A rank's models share `passes`. `waits`: masters and moments stay in host memory. `keep` saves boxes."""
+        """A rank's models share `passes`. `waits`: masters and moments stay in host memory. `keep` saves boxes. With a
+        `teacher` the loss gets `Output.divergence`."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
-        self.loss, self.halt, self.settings, self.keep = loss, halt, settings, keep
+        self.loss, self.halt, self.settings, self.keep, self.teacher = loss, halt, settings, keep, teacher
         self.optimizer_settings, self.total_steps = optimizer, total_steps
         self.optimizer = Optimizer(model, optimizer, self.placement, waits=waits)
 
@@ -126,7 +128,7 @@ class Learner(Scorer):
 
     def _work(self, *, trains: bool) -> Work[Stats]:
         where, clear = self.placement.device, self.optimizer.clear
-        return Work(self.model, self.role, where, self.temperature, self._loss, trains, clear)
+        return Work(self.model, self.role, where, self.temperature, self._loss, trains, clear, self.teacher)
 
     def _loss(self, output: Output, part: Batch) -> tuple[Tensor, Stats]:
         loss, figures = self.loss(output, part)

@@ -8,8 +8,8 @@ Shift by one: the hidden state of token t - 1 predicts token t.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from plaudit.batch import Batch
 from plaudit.compute.calls import available
 from plaudit.compute.context import Packed
 from plaudit.compute.invariant import few, linear
-from plaudit.compute.logprobs import chosen_logprobs, logprobs_by
+from plaudit.compute.logprobs import chosen_logprobs, logprobs_by, reverse_kl
 from plaudit.learn.prefixes import shared
 from plaudit.models.base import LanguageModel
+from plaudit.support.fields import SettingsError
 from plaudit.types import Role
 
 WORTH = 0.97
@@ -56,6 +57,39 @@ class Readout:
         return _inputs(model, batch, self.places(batch), share)
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A model in the policy's process to whose whole distribution the policy's is compared."""
+
+    model: LanguageModel
+
+    @classmethod
+    def of(cls, model: LanguageModel, policy: LanguageModel) -> Self:
+        """Raises SettingsError for a model without logits of some of the policy's tokens."""
+        if model.vocab_size < policy.vocab_size:
+            raise SettingsError(
+                f"algorithm.whole_vocabulary=true: the teacher has {model.vocab_size} logits, and the policy "
+                f"{policy.vocab_size}. Set it to false, or give a teacher with at least as many"
+            )
+        return cls(model)
+
+    def compared(self, policy: LanguageModel, batch: Batch, temperature: float) -> Output:
+        """Return the policy's outputs with `divergence`. Neither model is cut or sharded."""
+        inputs, hidden = self._states(policy, batch)
+        output = policy_output.finish(policy, batch, inputs, hidden, temperature)
+        with torch.no_grad():
+            own, theirs = self._states(self.model, batch)
+        heads = policy.head, hidden[inputs.at], self.model.head, theirs[own.at]
+        kl = reverse_kl(*heads, vocabulary=policy.vocab_size, temperature=temperature)
+        place = batch.trainable.nonzero()[:, 0]
+        return replace(output, divergence=_placed(kl, place, len(batch.tokens)))
+
+    @staticmethod
+    def _states(model: LanguageModel, batch: Batch) -> tuple[Inputs, Tensor]:
+        inputs = policy_output.prepared(model, batch)
+        return inputs, model(inputs.tokens, inputs.context, inputs.read)
+
+
 Result_co = TypeVar("Result_co", covariant=True)
 
 
@@ -71,10 +105,12 @@ class Work(Generic[Result_co]):
     trains: bool = False
     clear: Callable[[], None] = lambda: None
     """Discards what earlier parts added, such as gradients, before all parts are computed again."""
+    teacher: Teacher | None = None
 
     def __call__(self, part: Batch) -> Result_co:
         part = part.to(self.device)
-        loss, result = self.finish(READOUTS[self.role](self.model, part, self.temperature), part)
+        read = READOUTS[self.role] if self.teacher is None else self.teacher.compared
+        loss, result = self.finish(read(self.model, part, self.temperature), part)
         if self.trains:
             assert loss is not None
             loss.backward()  # type: ignore[no-untyped-call]

@@ -130,9 +130,27 @@ def _about_method(s: Settings) -> Iterator[str]:
             yield f"{role.value}.path={path} {unasked} {role.value}"
     if objective.has_teacher and s.reference.path is None:
         yield f"{s.method} needs a teacher: set reference.path, to the folder or run of a model of the same tokenizer"
+    if objective.reads_divergence:
+        yield from _about_teacher(s)
     if s.data.stream and s.train.steps is None:
         yield f"data.stream={s.data.stream} has no end: set train.steps"
     yield from _about_offload(s, referred=Role.REFERENCE in objective.asks)
+
+
+def _about_teacher(s: Settings) -> Iterator[str]:
+    """Yield settings by which the teacher, or the policy, is not whole in the policy's processes."""
+    runtime = s.runtime
+    cannot = {
+        f"runtime.mesh={runtime.mesh}": runtime.width * runtime.pipeline > 1,
+        f"runtime.strategy={runtime.strategy}": runtime.sharded,
+        "runtime.placement.reference": not runtime.trains("reference"),
+        f"runtime.offload={list(runtime.offload)}": runtime.offloaded or "reference" in runtime.offload,
+    }
+    prefix, why = (
+        "algorithm.whole_vocabulary=true cannot be used with",
+        "both models must be whole on each training rank",
+    )
+    yield from (f"{prefix} {what}: {why}. Leave one out" for what, wrong in cannot.items() if wrong)
 
 
 def _about_best(s: Settings) -> Iterator[str]:
