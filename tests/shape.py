@@ -50,14 +50,14 @@ ROOMS = {
         1980,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
-    "algorithms": (1390, "a file for each method, two for what they share; rows of episodes (65), turns (20), a teacher"),
+    "algorithms": (1390, "a file for each method, two for what they share; rows of episodes (85); a teacher (105)"),
     "data": (
         4665,
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
     ),
     "rewards": (
         3350,
-        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190), rubrics (265), turns (70)",
+        "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190), rubrics (265), turns",
     ),
     "models": (
         3740,
@@ -74,7 +74,7 @@ ROOMS = {
     ),
     "learn": (2360, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), a teacher (40)"),
     "loop": (
-        2820,
+        2825,
         "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),

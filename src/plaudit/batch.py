@@ -235,7 +235,6 @@ TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in
 
 
 def _process(rows: Sequence[Row]) -> Tensor:
-    """Return each token's process reward, (n,)."""
     parts = [torch.zeros(len(row.tokens)) for row in rows]
     for row, part in zip(rows, parts, strict=True):
         for place, reward in row.process:

@@ -34,8 +34,7 @@ class GRPO(PolicyGradient):
     scale_rewards: bool = True
     """Divide advantages by the standard deviation of the group's rewards; Dr.GRPO does not."""
     turn_credit: float | None = setting(None, least=0)
-    """Credit by turn: a turn's tokens get its own process rewards against the group's at the same turn, plus this
-    number times the advantage of what is earned at the end. null: all tokens get the whole reward's advantage."""
+    """Credit turns by their own process rewards against the group's, plus this times the end's advantage; null: not."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal by groups of further prompts (DAPO)."""
     dynamic_sampling_part: str | None = None

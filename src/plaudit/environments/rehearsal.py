@@ -6,18 +6,21 @@ prompt -> Player, with Written as its engine: a call of the first tool, then the
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from plaudit.data.chat import Chats
 from plaudit.environments.base import World
 from plaudit.environments.calls import QUESTION, as_messages
 from plaudit.environments.episodes import Player
+from plaudit.support.visible import visible
 from plaudit.types import Completion, Finish, Prompt, Sampling
 
 TURNS = 3
 """Most turns that are played."""
+SHOWN = 200
+"""Most characters that are shown of a message."""
 PATIENCE = 10.0
 """Most seconds of a call of the environment."""
 EXAMPLES = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -41,8 +44,9 @@ class Written:
         return [one] * len(plan)
 
 
-def rehearsed(prompt: Prompt, chats: Chats, world: World) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages of an episode after its prompt, and what the environment says that it is worth."""
+def rehearsed(prompt: Prompt, chats: Chats, world: World) -> list[str]:
+    """Return a line for each message of an episode after its prompt, and one of what the environment says that it is
+    worth."""
     player = Player(Written([prompt.answer or "1"], chats), chats, world)
     if world.schemas:
         function = world.schemas[0]["function"]
@@ -58,4 +62,5 @@ def rehearsed(prompt: Prompt, chats: Chats, world: World) -> tuple[list[dict[str
     assert played.episode is not None and played.episode.earned is not None
     earned = played.episode.earned
     worth = f"reward {earned.value:g}" if earned.value is not None else str(earned.reason)
-    return [dict(message) for message in played.episode.messages], worth
+    said = [f"{one['role']}: {one['content'] or json.dumps(one.get('tool_calls'))}" for one in played.episode.messages]
+    return [visible(line, line=True)[:SHOWN] for line in (*said, worth)]

@@ -9,7 +9,6 @@ torch are not loaded, and nothing is written.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 import sys
@@ -49,7 +48,6 @@ from plaudit.settings.tree import Settings, SettingsError, unused
 from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped
 from plaudit.support.paths import at_home, check_writable, is_here
-from plaudit.support.visible import visible
 from plaudit.types import Prompt
 
 ROWS = 512
@@ -57,8 +55,6 @@ ROWS = 512
 PATIENCE = 1.0
 """Seconds that a reward server may take to answer."""
 UNKNOWN = re.compile(r"there is no setting ([\w.]+)")
-EPISODE_LINE = 200
-"""Most characters that are shown of a message."""
 ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 """Errors with messages for users; a check that raises one becomes a finding."""
 
@@ -263,18 +259,11 @@ def _data(found: Preflight, s: Settings) -> None:
             _functions(found, s, prompts)
             if chats is not None and prompts and prompts[0].messages:
                 with found.asking("environment"):
-                    found.episode = _episode(prompts[0], chats, world)
+                    found.episode = rehearsed(prompts[0], chats, world)
         _room(found, s, tokenizer)
         read = not any(one.problem for one in found.previews) and len(here["train"]) == len(s.data.fed)
         if read and s.data.stream == 0:
             found.doubt(few_steps(s, _steps(s)), "train.epochs")
-
-
-def _episode(prompt: Prompt, chats: Chats, world: World) -> list[str]:
-    """Play an episode whose turns no model wrote, and return its lines."""
-    messages, worth = rehearsed(prompt, chats, world)
-    said = [f"{one['role']}: {one.get('content') or json.dumps(one.get('tool_calls'))}" for one in messages]
-    return [visible(line, line=True)[:EPISODE_LINE] for line in (*said, worth)]
 
 
 def _steps(s: Settings) -> int:
