@@ -23,8 +23,8 @@ import uvicorn
 from plaudit.commands import listening
 from plaudit.commands.listening import bounded_protocol, listen, peer_of, serve_http
 from plaudit.page.app import application as page_application
-from plaudit.rewards import server
 from plaudit.rewards.server import application as reward_application
+from plaudit.support import requests
 from plaudit.types import Score
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(listening, "OF_ALL", 24)
     monkeypatch.setattr(listening, "OF_ONE_PEER", 12)
     monkeypatch.setattr(listening, "HEADER_SECONDS", 600.0)  # no place is free because of time
-    monkeypatch.setattr(server, "BODY_SECONDS", 600.0)
+    monkeypatch.setattr(requests, "BODY_SECONDS", 600.0)
     servers: list[Any] = []
     run = uvicorn.Server.run
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, **more: (servers.append(self), run(self, **more)))

@@ -7,31 +7,21 @@ Left out: the model (`scores` turns items into Scores) and the sockets, which `c
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from plaudit.rewards import protocol
 from plaudit.rewards.protocol import RewardItem
-from plaudit.support.requests import has_token, known_hosts
+from plaudit.support.requests import HEADERS, MAX_BODY, body_of, guarded
 from plaudit.types import Score
 
 Scores = Callable[[Sequence[RewardItem]], Awaitable[list[Score]]]
-
-BODY_SECONDS = 30.0
-"""Seconds that a client has to send its request."""
-MAX_BODY = 16 << 20
-"""Most bytes of a request's body."""
-HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def application(
@@ -45,18 +35,11 @@ def application(
     """Return the application. `about` is the content of /health. A request's tokens are used if the digest of their
     vocabulary equals `about["vocabulary"]`; otherwise its texts are used. `names` are this server's host names."""
     service = _Service(scores, about)
-    inside = Starlette(
-        routes=[
-            Route("/score", service.score, methods=["POST"]),
-            Route("/health", service.health, methods=["GET"]),
-        ],
-        middleware=[Middleware(_Guard, token=token)],
-        exception_handlers={HTTPException: _refusal},
-        max_body_size=max_body,
-    )
-    return known_hosts(
-        inside, names, refused=_said(403, "unknown Host: start the server with --allow-host for this name")
-    )
+    routes = [
+        Route("/score", service.score, methods=["POST"]),
+        Route("/health", service.health, methods=["GET"]),
+    ]
+    return guarded(routes, names, said=_said, token=token, max_body=max_body)
 
 
 class _Service:
@@ -70,15 +53,7 @@ class _Service:
         return JSONResponse(found, headers=HEADERS)
 
     async def score(self, request: Request) -> Response:
-        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            raise HTTPException(415, "send application/json")
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await request.body()
-        except TimeoutError:
-            raise HTTPException(408, f"the request was not sent within {BODY_SECONDS:g} s") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the client went away") from None
+        body = await body_of(request)
         try:
             questions = protocol.read_request(body, vocabulary=str(self.about.get("vocabulary", "")))
         except protocol.ProtocolError as error:
@@ -89,29 +64,6 @@ class _Service:
             raise HTTPException(500, f"{type(error).__name__}: {error!s:.200}") from error
         self.scored += len(found)
         return Response(protocol.answer(found), media_type="application/json", headers=HEADERS)
-
-
-@dataclass(frozen=True)
-class _Guard:
-    """A middleware that refuses web pages, which send an Origin, and clients without the token. It sees every route."""
-
-    app: ASGIApp
-    token: str | None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        answer: ASGIApp = self.app
-        if "origin" in request.headers:
-            answer = _said(403, "pages in browsers are not served: the request has an Origin")
-        elif self.token is not None and not has_token(request, self.token):
-            answer = _said(401, "the token is missing or wrong: send 'Authorization: Bearer TOKEN'")
-        await answer(scope, receive, send)
-
-
-def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    reason = "the request is too large: send fewer items" if error.status_code == 413 else error.detail
-    return _said(error.status_code, reason)
 
 
 def _said(status: int, reason: str) -> Response:
