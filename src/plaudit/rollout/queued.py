@@ -84,12 +84,18 @@ class QueuedEngine(ABC):
         return self._queue.busy
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        return await self.answered(self.drafts(prompt_tokens, plan))
+
+    def drafts(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Draft]:
+        """Return a draft for each entry of the plan. While `answered` waits, their `tokens` grow."""
         if self._asleep:
             raise RuntimeError("The engine is asleep or closed. Call wake() before generate().")
         check_request(prompt_tokens, plan, self.max_length)
         prompt, room = list(prompt_tokens), self.max_length - len(prompt_tokens)
-        drafts = [self._draft(prompt, one, min(one.max_tokens, room)) for one in plan]
-        return await self._queue.ask(drafts, ahead=any(0 < one.first < len(prompt) for one in plan))
+        return [self._draft(prompt, one, min(one.max_tokens, room)) for one in plan]
+
+    async def answered(self, drafts: Sequence[Draft]) -> list[Completion]:
+        return await self._queue.ask(drafts, ahead=any(draft.further for draft in drafts))
 
     def _draft(self, prompt: list[int], sampling: Sampling, limit: int) -> Draft:
         """Return the draft of an answer; `prompt` is the same object in all of a call."""

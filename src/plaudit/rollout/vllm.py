@@ -31,7 +31,7 @@ from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.rollout.vllm_library import on_cpu, request, start
 from plaudit.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
 from plaudit.runtime.worker import OutOfStep, reason_of
-from plaudit.types import Completion, Sampling
+from plaudit.types import Sampling
 from plaudit.weights.pieces import WeightsError
 
 CACHE_AND_WEIGHTS = 2
@@ -93,7 +93,7 @@ class VllmEngine(QueuedEngine):
 
     # Engine
 
-    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+    def drafts(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Draft]:
         if not self._asleep and not self._weights:
             raise RuntimeError("The engine has no weights. Call load() before generate().")
         for sampling in plan:
@@ -102,7 +102,7 @@ class VllmEngine(QueuedEngine):
                     f"temperature={sampling.temperature} is below vLLM's least, {LEAST_TEMPERATURE}: give 0 (greedy) "
                     "or a higher one, or set rollout.engine=native"
                 )
-        return await super().generate(prompt_tokens, plan)
+        return super().drafts(prompt_tokens, plan)
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int, *, sent: str | None = None) -> None:
         """Copy weights into vLLM, converted to its dtype. `sent` is the sender's `digest` of them, if it has one.
