@@ -34,8 +34,8 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1260,
-        "paths, plugins, visible text, late imports, requests; settings; errors (60); addresses (95); gym (115)",
+        1345,
+        "paths, plugins, visible text, late imports; requests (125); errors (60); addresses (95); gym (115)",
     ),
     "maths": (510, "one function for each formula"),
     "compute": (
@@ -56,7 +56,7 @@ ROOMS = {
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
     ),
     "rewards": (
-        3350,
+        3310,
         "rules, functions, judges, HTTP, sandbox, protocol; mathematics (300); batches (190), rubrics (265), turns",
     ),
     "models": (
@@ -69,7 +69,7 @@ ROOMS = {
     ),
     "tasks": (540, "the demo's language, rows and gold reward; sums told in words (65)"),
     "rollout": (
-        3640,
+        3650,
         "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
     "learn": (2360, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), a teacher (40)"),
@@ -79,8 +79,8 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        830,
-        "episodes of several turns: an environment of the user's, sampled turns, what stands between; rehearsed (55)",
+        1315,
+        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), rehearsal (60)",
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
@@ -105,8 +105,8 @@ ROOMS = {
         "before a run: check (615), layout (150), profile (600), costs (630), placements and search (635) (optional)",
     ),
     "commands": (
-        2240,
-        "the command line; export (60), a pretrained model (70), beside a run (80), connections (130), `init` (130)",
+        2380,
+        "the command line; export (60), pretrained (70), beside a run (80), connections, `init`, `serve` (130 each)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

@@ -61,7 +61,7 @@ PLACES: dict[str, set[str]] = {
     "ray": {"runtime/ray.py", "runtime/ray_worker.py"},
     "httpx2": {"rewards/remote.py"},
     "uvicorn": {"commands/listening.py"},
-    "starlette": {"page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
+    "starlette": {"environments/server.py", "page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},
     "reasoning_gym": {"support/gym.py"},
@@ -341,7 +341,7 @@ def test_the_house_stays_low() -> None:
     """What DESIGN asks of the import graph: a newcomer can hold it in mind."""
     graph = arrows(REPOSITORY)
     assert floors(graph) <= 12
-    assert core_arrows(graph) <= 151  # 9 of them are those of environments
+    assert core_arrows(graph) <= 152  # 10 of them are those of environments
     assert len([path for path in sources(ROOT) if "/" not in path]) <= 6
 
 

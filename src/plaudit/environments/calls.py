@@ -44,6 +44,13 @@ class CallForm:
         calls, wrong = [call for calls, _ in found for call in calls], sum(wrong for _, wrong in found)
         return (before if calls else text), calls, wrong
 
+    def before(self, text: str) -> str:
+        """Return the beginning of an unfinished answer's text that is no call, nor part of one, whatever follows."""
+        if not self.opening:
+            return "" if text.lstrip()[:1] in ("", "{", "[") else text
+        place = text.find(self.opening)
+        return text[: len(text) - overlap(text, self.opening)] if place < 0 else text[:place]
+
     def _calls(self, text: str) -> tuple[list[Call], int]:
         try:
             found = _JSON.raw_decode(text)[0]
@@ -97,6 +104,11 @@ def as_messages(calls: Sequence[Call], *, first: int) -> Message:
         for i, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "tool_calls": made}
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return the number of characters at the text's end with which the mark begins."""
+    return next((count for count in range(len(mark), 0, -1) if text.endswith(mark[:count])), 0)
 
 
 def _kind(value: Any) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from plaudit.data.chat import Chats
 from plaudit.data.fields import DataError, template_arguments
+from plaudit.environments.answers import Forms
 from plaudit.environments.base import Environment, EpisodeError, Message, Turn, World
-from plaudit.environments.calls import Call, CallForm, as_messages, call_form
+from plaudit.environments.calls import as_messages, call_form
 from plaudit.environments.turns import AnswerForm, between
 from plaudit.rollout.engine import Sampler
 from plaudit.runtime.coroutines import together
@@ -31,14 +31,6 @@ STEPPED = 256
 whole context is computed in one pass."""
 COUNTED = ("calls", "failed_calls", "unread_calls")
 """Figures of an episode with tools, beside its turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forms:
-    """How the chat template writes answers, and calls of tools; None without tools."""
-
-    answer: AnswerForm
-    call: CallForm | None
 
 
 def forms_of(chats: Chats, world: World) -> Forms:
@@ -165,26 +157,20 @@ class Transcript:
             )
 
     def answered(self, answer: Completion, sampling: Sampling) -> None:
-        """Append the tokens of an answer, and its message with the calls that it makes. `last` is its content as
-        others read it: up to a stop string, and without special tokens unless these are asked for."""
+        """Append the tokens of an answer, and its message with the calls that it makes."""
         whole = list(answer.tokens[:-1] if answer.finish is Finish.EOS else answer.tokens)
-        decode = partial(self.chats.tokenizer.decode, skip_special_tokens=False)
-        text = str(decode(whole))
-        head, message = self.forms.answer.split(text)
-        calls, unread = list[Call](), 0
-        if self.forms.call is not None:
-            message["content"], calls, unread = self.forms.call.parsed(message["content"])
+        found = self.forms.read(self.chats.tokenizer, whole, sampling, stopped=answer.finish is Finish.STOP)
+        calls, message = found.calls, found.message
         made: Message = as_messages(calls, first=self.counts["calls"]) if calls else {"role": "assistant"}
         self.messages.append({**made, **message})
-        end = str(decode(list(answer.tokens[len(whole) :])))
-        self.last = message["content"]
-        if answer.finish is Finish.STOP:
-            self.last = min((self.last.partition(stop)[0] for stop in sampling.stop), key=len)
-        for token in () if sampling.special_tokens else self.chats.tokenizer.all_special_tokens:
-            self.last = self.last.replace(token, "")
-        self.said, self.rest = self.text + head + message["content"], text[len(head + message["content"]) :] + end
+        self.last = found.last
+        end = str(self.chats.tokenizer.decode(list(answer.tokens[len(whole) :]), skip_special_tokens=False))
+        before = found.head + message["content"]
+        self.said, self.rest = self.text + before, found.text[len(before) :] + end
         self._append(answer.tokens, answer.logprobs, answer.versions, sampled=1)
-        self.counts.update({"turns": 1, **({"calls": len(calls), "unread_calls": unread} if self.forms.call else {})})
+        self.counts.update(
+            {"turns": 1, **({"calls": len(calls), "unread_calls": found.unread} if self.forms.call else {})}
+        )
         self.finish = answer.finish
 
     def observe(self, messages: Sequence[Message]) -> bool:

@@ -51,6 +51,13 @@ class AnswerForm:
         head = self.head if self.head is not None and text.startswith(self.head) else ""
         return head, {"content": text[len(head) :].removesuffix(self.tail)}
 
+    def begins(self, text: str) -> bool:
+        """True if the text of an unfinished answer may still be a part of what precedes the content."""
+        thinks = self.before is not None and text.startswith(self.before) and self.then not in text
+        return thinks or any(
+            form is not None and form != text and form.startswith(text) for form in (self.head, self.before)
+        )
+
 
 def _answered(chats: Chats, answer: Message) -> str:
     """Return what the template writes for this answer; "" if it refuses it."""

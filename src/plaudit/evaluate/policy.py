@@ -93,9 +93,9 @@ class Policy:
     tokenizer: Any
 
     @classmethod
-    def load(cls, path: str, *, device: str = "cpu") -> Policy:
+    def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Policy:
         """Load the policy from a checkpoint's folder (or a hub id), frozen and in eval mode."""
-        model, tokenizer = load_model(path, device=device), load_tokenizer(path, tried=False)
+        model, tokenizer = load_model(path, device=device, dtype=dtype), load_tokenizer(path, tried=False)
         check_vocabulary(tokenizer, model)
         model.requires_grad_(False)
         return cls(model.eval(), tokenizer)
