@@ -12,8 +12,8 @@ from plaudit.commands.errors import plain_errors
 from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
 from plaudit.support.visible import visible
 
-OPTIONS = {"serve-reward": "serve-reward", "serve": "serve-reward", "monitor": "monitor"}
-"""{name that `plaudit settings` takes: command that has options and no recipe}."""
+OPTIONS = ("serve-reward", "serve", "chat", "monitor")
+"""Commands that have options and no recipe."""
 
 
 @click.command(cls=TakesSettings)
@@ -124,7 +124,7 @@ def settings_command(
         from plaudit.commands.explain import explained, foreign, options
 
         if method in OPTIONS:
-            click.echo(options(group.commands[OPTIONS[method]], keys))
+            click.echo(options(group.commands[method], keys))
         elif (found := foreign(method, recipe, deepspeed)) is not None:
             click.echo(visible(found), nl=False)
         else:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from plaudit.commands import ahead, files
+from plaudit.commands import ahead, files, speaking
 from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import (
     METHODS,
@@ -16,6 +16,8 @@ from plaudit.commands.options import (
     HomePath,
     TakesOptions,
     TakesSettings,
+    address_options,
+    compute_options,
     deepspeed_option,
     plugin_option,
     traceback_option,
@@ -289,20 +291,8 @@ def generate(model: str, overrides: tuple[str, ...], prompts: tuple[str, ...]) -
 
 @main.command("serve-reward", cls=TakesOptions)
 @click.argument("model", type=click.Path())
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; public ones need --token-env."
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8008, show_default=True, help="0: any free port.")
-@click.option("--token-env", default="", help="Environment variable with the token that clients must send.")
-@click.option(
-    "--allow-host", "allow_hosts", multiple=True, help="A name by which clients call this server; repeatable."
-)
-@click.option("--device", default="cpu", show_default=True)
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
-@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: all cores.")
-@click.option(
-    "--chat/--text", "as_chat", default=None, help="Read plain prompts as chats or text; default: as trained."
-)
+@address_options(8008)
+@compute_options
 @plugin_option
 @traceback_option
 def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -> None:
@@ -342,6 +332,8 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
 
 
 for _command in (
+    speaking.serve,
+    speaking.chat,
     files.convert,
     files.export,
     ahead.check,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 from plaudit.support.paths import at_home
 from plaudit.support.visible import visible
 
+Decorator = Callable[[Any], Any]
 METHODS: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
 )
@@ -113,6 +116,37 @@ traceback_option = click.option(
 )
 plugin_option = click.option(
     "--plugin", "plugins", multiple=True, help="A Python file that registers names, such as a dialect; repeatable."
+)
+
+
+def with_options(*options: Decorator) -> Decorator:
+    """Return a decorator that adds these options to a command, in their order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def address_options(port: int) -> Decorator:
+    """Return a decorator that adds the options of a server's address, and of the token that its clients need."""
+    return with_options(
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen on; public ones need --token-env."
+        ),
+        click.option(
+            "--port", type=click.IntRange(0, 65535), default=port, show_default=True, help="0: any free port."
+        ),
+        click.option("--token-env", default="", help="Environment variable with the token that clients must send."),
+        click.option(
+            "--allow-host", "allow_hosts", multiple=True, help="A name by which clients call this server; repeatable."
+        ),
+    )
+
+
+compute_options = with_options(
+    click.option("--device", default="cpu", show_default=True),
+    click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True),
+    click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: all cores."),
+    click.option(
+        "--chat/--text", "as_chat", default=None, help="Read prompts as chats or plain text; default: as trained."
+    ),
 )
 deepspeed_option = click.option(
     "--deepspeed",
