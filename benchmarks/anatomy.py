@@ -1,12 +1,15 @@
 """Where the time of a segment goes: operators' own time by kind of work, and the operators that take most of it.
 
 Matrix products, decoding steps (products and attention in one kernel), attention, norms and activations, sampling, the
-optimizer; what is left of the segment's time is Python and everything that no operator accounts for.
+optimizer; what is left of the segment's time is Python and everything that no operator accounts for. Parts of a step
+that are no kind of operator, such as the head, are told apart by the ranges around operators.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import table
@@ -29,13 +32,48 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Kind of work -> parts of operators' names; the first kind that fits takes the operator."""
 OTHER = "Python and other"
+DRAWING, AGAIN, HEAD = "plaudit: drawing tokens", "plaudit: the head again", "_ChosenLogprobs"
+"""Ranges of a profile. `contender_plaudit.py` opens the first two: around the drawing of tokens, and around the head of
+a decoding step, computed a second time, which counts only as the share of that step's kernel. The third is training's
+head: the function of `compute/logprobs.py`."""
 
 
 def kind_of(operator: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(part in operator for part in parts)), OTHER)
 
 
-def grouped(operators: dict[str, float], total: float) -> dict[str, float]:
+def names_of(event: Any) -> list[str]:
+    """An operator's name, then those of the operators and ranges around it."""
+    return [] if event is None else [event.name, *names_of(event.cpu_parent)]
+
+
+def part_of(names: Sequence[str]) -> str:
+    """The part of a step that an operator belongs to, by its `names_of`."""
+    if DRAWING in names:
+        return "drawing tokens"
+    if any(HEAD in name for name in names):
+        return "head and log-probs"
+    kind = kind_of(names[0])
+    return {"attention": kind, "decoding steps": "decoding, layers", OTHER: OTHER}.get(kind, "rest of the model")
+
+
+def summed(events: Sequence[Any], total: float) -> dict[str, Any]:
+    """A segment of `total` seconds by kinds of work, by parts of a step, and the operators that take most."""
+    again = sum(one.cpu_time_total for one in events if one.name == AGAIN) / 1e6
+    operators, calls = Counter[str](), Counter[str]()
+    parts = Counter({"decoding, layers": -again, "decoding, head": again})
+    for one in events:
+        if AGAIN not in (names := names_of(one)):
+            operators[one.name] += (seconds := one.self_cpu_time_total / 1e6)
+            calls[one.name] += 1
+            parts[part_of(names)] += seconds
+    total -= again
+    parts[OTHER] += max(0.0, total - parts.total())
+    top = [[name, seconds, calls[name]] for name, seconds in operators.most_common(20)]
+    return {"seconds": total, "kinds": grouped(operators, total), "parts": dict(parts), "operators": top}
+
+
+def grouped(operators: Mapping[str, float], total: float) -> dict[str, float]:
     """Seconds by kind, the largest first; `total` is what the segment took in all."""
     found: dict[str, float] = {}
     for name, seconds in operators.items():
@@ -67,14 +105,7 @@ class Tracer:
         if self.steps and done == 2 * self.steps:
             total = time.perf_counter() - self._began  # as operators are timed
             self._profiler.__exit__(None, None, None)
-            averages = self._profiler.key_averages()
-            operators = {one.key: one.self_cpu_time_total / 1e6 for one in averages}
-            top = sorted(averages, key=lambda one: -one.self_cpu_time_total)[:20]
-            self.result = {
-                "seconds": total,
-                "kinds": grouped(operators, total),
-                "operators": [[one.key, one.self_cpu_time_total / 1e6, one.count] for one in top],
-            }
+            self.result = summed(self._profiler.events(), total)
 
 
 def text_of(name: str, found: dict[str, Any]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from anatomy import OTHER, Tracer, grouped, kind_of, table_of, text_of
+import torch
+from anatomy import AGAIN, DRAWING, OTHER, Tracer, grouped, kind_of, part_of, table_of, text_of
+from torch.profiler import record_function
 
 
 @pytest.mark.parametrize(
@@ -33,8 +35,6 @@ def test_what_no_operator_took_is_python() -> None:
 
 
 def test_a_tracer_takes_the_segment_after_the_warm_up() -> None:
-    import torch
-
     tracer = Tracer(2)
     for step in range(1, 7):
         torch.ones(8, 8) @ torch.ones(8, 8)
@@ -47,6 +47,39 @@ def test_a_tracer_takes_the_segment_after_the_warm_up() -> None:
     idle = Tracer(0)
     idle.begin(1)
     assert idle.result is None
+
+
+@pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["aten::cumsum", DRAWING], "drawing tokens"),
+        (["aten::mm", "autograd::engine::evaluate_function: _ChosenLogprobsBackward"], "head and log-probs"),
+        (["plaudit::attend_back", "_AttendBackward"], "attention"),
+        (["plaudit::step"], "decoding, layers"),
+        (["aten::mm", "aten::linear"], "rest of the model"),
+        (["some_module"], OTHER),
+    ],
+)
+def test_parts(names: list[str], part: str) -> None:
+    assert part_of(names) == part
+
+
+def test_the_head_again_counts_only_as_a_share_of_its_kernel() -> None:
+    """Two kernels of one product each, and once more what belongs to the head of the second."""
+    x = torch.ones(300, 300)
+    tracer = Tracer(1)
+    tracer.begin(1)
+    with record_function("plaudit::step"):
+        x @ x
+    with record_function(AGAIN), record_function("plaudit::step"):
+        x @ x
+    tracer.end(2)
+    found = tracer.result
+    assert found is not None
+    assert [count for name, _, count in found["operators"] if name == "plaudit::step"] == [1]
+    assert found["parts"]["decoding, head"] > 0
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+    assert sum(found["kinds"].values()) == pytest.approx(found["seconds"])
 
 
 def test_the_table_for_the_docs() -> None:
