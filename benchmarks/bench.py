@@ -24,7 +24,7 @@ from lines import ASIDE, LINES, SMALL, Row, chosen, rows
 from measure import Machine, Setting, measure, profile
 from report import PAGE, PROFILE_BEGIN, PROFILE_END, markdown, publish, put
 from start import measure_start
-from task import MODELS, PRECISIONS
+from task import MODELS, PRECISIONS, PRETRAINED
 from workload import made
 
 
@@ -56,7 +56,8 @@ def main() -> None:
     result = run(wanted, aside, setting)
     print(markdown(result))
     if options.publish:
-        for path in publish(result):
+        own = PRETRAINED if options.models == [PRETRAINED] else None  # a table of its own, in place of no other's
+        for path in publish(result, own):
             print(f"written: {path}", flush=True)
     for output in setting.folder.glob("**/output"):
         shutil.rmtree(output)
@@ -69,7 +70,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [*LINES, *ASIDE]
     parser.add_argument("--lines", help=f"some of {', '.join(names)}, or how they begin (gen); separated by commas")
-    parser.add_argument("--models", help="4M, 25M, 25M-50k")
+    parser.add_argument("--models", help="4M, 25M, 25M-50k, 135M-49k")
     parser.add_argument("--precision", help="fp32, bf16")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every contender")
     parser.add_argument("--repeats", type=int, help="measured segments of each side; 3, or 2 with --quick")

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from anatomy import Tracer
+from anatomy import AGAIN, DRAWING, Tracer
 from gate import Gate
 from harness import versions
 from task import SAID, Task, begin, read_rows
+from torch.autograd.profiler import record_function
 
 from plaudit import SettingsError, __version__, load_settings, run
+from plaudit.executors import local
 from plaudit.loop.progress import Moment
 from plaudit.models.load import load_model, load_tokenizer
+from plaudit.models.lora import save_lora
+from plaudit.rollout import native
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.decode import steps
 from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.rollouter import completion_seed
 from plaudit.types import Completion, Sampling, Stats
@@ -30,10 +36,11 @@ VERSIONS = {"plaudit": __version__, **versions()}
 
 
 class Counted:
-    """A hook that reports every step to the gate, and keeps what the figures need."""
+    """A hook that reports every step to the gate, and keeps what the figures need. `saves`: as of `Task`."""
 
-    def __init__(self, gate: Gate, tracer: Tracer):
-        self.gate, self.tracer = gate, tracer
+    def __init__(self, gate: Gate, tracer: Tracer, *, saves: bool):
+        self.gate, self.tracer, self.saves = gate, tracer, saves
+        self.policy: Any = None
         self.history: list[Stats] = []
         self.tokens = self.squares = 0
 
@@ -44,9 +51,16 @@ class Counted:
         self.tokens += sum(lengths)
         self.squares += sum(length**2 for length in lengths)
         self.tracer.end(self.gate.done + 1)
+        if self.saves and (self.gate.done + 1) % self.gate.steps == 0:
+            save_lora(self.policy, Path("adapter"))
         self.gate.passed(sum(lengths))
         self.tracer.begin(self.gate.done)
         return {}
+
+    def engine(self, policy: Any, *arguments: Any, **more: Any) -> Any:
+        """Build the engine, and keep the policy, whose parameters it shares with the learner."""
+        self.policy = policy
+        return build_engine(policy, *arguments, **more)
 
     def figures(self, method: str) -> dict[str, float]:
         """What the peer has too: the loss over the last segment, or reward and length over the run (the online
@@ -64,6 +78,7 @@ class Counted:
 def train(task: Task, gate: Gate, tracer: Tracer) -> None:
     """A training line."""
     pairs = task.method in ("reward", "dpo")
+    path = str(task.path({"sft": "fresh", "reward": "judge"}.get(task.method, "policy")))
     optimizer = {"learning_rate": task.learning_rate, "betas": [0.9, 0.95], "schedule": "constant"}
     settings = {
         "name": "plaudit",
@@ -71,10 +86,12 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
         "output": task.output,
         "device": "cpu",
         "threads": task.threads,
-        "model": {"path": str(task.path({"sft": "fresh", "reward": "judge"}.get(task.method, "policy")))},
+        "seed": task.seed,
+        "model": {"path": path, "lora": {"rank": task.lora}},
         "data": {"train": task.data, "shuffle": False, "bad_rows": 0},
         "optimizer": optimizer,
         "train": {"steps": task.total_steps, "batch_size": task.rows // (2 if pairs else 1)},
+        "save": {"every": None},
         "log": {"quiet": True},
         **online(task, optimizer),
     }
@@ -82,7 +99,8 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
         loaded = load_settings({**settings, **in_precision(task)}, method=task.method)
     except SettingsError as error:
         gate.refuse(str(error))
-    counted = Counted(gate, tracer)
+    counted = Counted(gate, tracer, saves=task.saves)
+    local.build_engine = counted.engine
     run(loaded, hooks=[counted])
     gate.finish(figures=counted.figures(task.method), versions=VERSIONS, profile=tracer.result)
 
@@ -96,7 +114,6 @@ def online(task: Task, optimizer: dict[str, Any]) -> dict[str, Any]:
     """Settings of the methods that sample."""
     if task.method in ("sft", "reward", "dpo"):
         return {}
-    function = f"{Path(__file__).with_name('task.py')}:richness"
     judged = {"kind": "judge", "path": str(task.path("judge"))}
     own: dict[str, dict[str, Any]] = {
         "ppo": {"epochs": task.epochs, "minibatches": 1},
@@ -107,7 +124,7 @@ def online(task: Task, optimizer: dict[str, Any]) -> dict[str, Any]:
     critic = {"critic": {"learning_rate": optimizer["learning_rate"]}} if task.method == "ppo" else {}
     return {
         "rollout": {"prompts_per_step": task.rows // task.samples, "max_tokens": task.max_new_tokens},
-        "rewards": [judged if task.method == "ppo" else {"kind": "function", "function": function}],
+        "rewards": [judged] if task.method == "ppo" else [*task.rewards],
         "algorithm": own[task.method],
         **critic,
     }
@@ -165,9 +182,27 @@ def decoding(task: Task, asked: list[tuple[int, ...]]) -> dict[str, float]:
     return {"prompt_tokens": computed / new, "context": looked_at / new, "batch": task.rows, "length": new / task.rows}
 
 
+def tell_apart() -> None:
+    """Open the ranges of a profile (`anatomy.py`). The head of a decoding step is a part of its kernel: it is timed by
+    computing it once more, by the same kernel without layers."""
+    step = steps.run
+    native.sample = record_function(DRAWING)(native.sample)
+
+    def twice(name: str, *tensors: Any, **numbers: float) -> None:
+        step(name, *tensors, **numbers)
+        if name == "step":
+            layers, *others, tables, keys, values, x, room, logits = tensors
+            with record_function(AGAIN):
+                step(name, layers[:0], *others, tables[:0], keys, values, x, room, logits, **numbers)
+
+    steps.run = twice
+
+
 def main() -> None:
     task, gate = begin()
     tracer = Tracer(task.steps) if task.profile else Tracer(0)
+    if task.profile:
+        tell_apart()
     act: Callable[[Task, Gate, Tracer], None] = generate if task.method == "generate" else train
     act(task, gate, tracer)
 

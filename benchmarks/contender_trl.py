@@ -8,6 +8,8 @@ one, in an environment of its own. The peers' environments hold no Plaudit; this
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +24,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 
 class Steps(TrainerCallback):
-    """Tells the gate of every step; `tokens` says how many it processed."""
+    """Tells the gate of every step; `tokens` says how many it processed. `saves`: as of `Task`."""
 
-    def __init__(self, gate: Gate, tokens: Callable[[], int]):
-        self.gate, self.tokens = gate, tokens
+    def __init__(self, gate: Gate, tokens: Callable[[], int], *, saves: bool = False):
+        self.gate, self.tokens, self.saves = gate, tokens, saves
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.saves and (self.gate.done + 1) % self.gate.steps == 0:
+            kwargs["model"].save_pretrained("adapter")
         self.gate.passed(self.tokens())
 
 
@@ -58,7 +62,7 @@ def arguments(task: Task) -> dict[str, Any]:
         "weight_decay": 0.0,
         "bf16": task.precision == "bf16",
         "logging_steps": task.steps,
-        "seed": 0,
+        "seed": task.seed,
     }
 
 
@@ -117,11 +121,13 @@ def groups(task: Task, gate: Gate) -> None:
         return seen[0] - before
 
     kind, config = (GRPOTrainer, GRPOConfig) if task.method == "grpo" else (RLOOTrainer, RLOOConfig)
+    tokenizer = AutoTokenizer.from_pretrained(task.path("policy"))
     trainer = kind(
         model=language_model(task),
-        reward_funcs=lambda completions, **columns: [richness(completion) for completion in completions],
+        reward_funcs=[by_batch(one["function"], tokenizer.eos_token_id) for one in task.rewards],
         args=config(
             **arguments(task),
+            reward_weights=[one.get("weight", 1.0) for one in task.rewards],
             num_generations=task.samples,
             max_completion_length=task.max_new_tokens,
             steps_per_generation=1,
@@ -129,8 +135,9 @@ def groups(task: Task, gate: Gate) -> None:
             shuffle_dataset=False,
         ),
         train_dataset=Dataset.from_list(read_rows(task.data)),
-        processing_class=AutoTokenizer.from_pretrained(task.path("policy")),
-        callbacks=[Steps(gate, tokens)],
+        processing_class=tokenizer,
+        callbacks=[Steps(gate, tokens, saves=task.saves)],
+        peft_config=adapters(task.lora) if task.lora else None,
     )
     trainer.train()
     figures = {
@@ -138,6 +145,27 @@ def groups(task: Task, gate: Gate) -> None:
         "length": statistics.fmean(logged(trainer, "completions/mean_length")),
     }
     gate.finish(figures=figures, versions=versions("trl"))
+
+
+def adapters(rank: int) -> Any:
+    """On every projection, and with the alpha, as Plaudit's are."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def by_batch(address: str, end: int) -> Callable[..., list[float]]:
+    """A function of one answer, as TRL calls a reward: with the columns of a batch."""
+    module, _, name = address.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    wanted = inspect.signature(function).parameters
+
+    def scored(completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        columns["completion"] = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+        columns["finished"] = [end in ids for ids in completion_ids]
+        return [function(**{key: columns[key][n] for key in wanted}) for n in range(len(completions))]
+
+    return scored
 
 
 def online_dpo(task: Task, gate: Gate) -> None:

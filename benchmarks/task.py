@@ -12,7 +12,7 @@ import random
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 MODELS["25M-50k"] = MODELS["25M"] | {"vocab_size": 50_257}
-"""Hugging Face config keys of fresh models; the vocabulary is the demo tokenizer's, or larger than that."""
+PRETRAINED = "135M-49k"
+"""SmolLM2-135M-Instruct, with its own weights and tokenizer."""
+MODELS[PRETRAINED] = MODELS["25M"] | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+MODELS[PRETRAINED] |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152}
+"""Hugging Face config keys; the vocabulary of a fresh model is the demo tokenizer's, or larger than that."""
 
 VOCABULARY = 768
 """Of the demo tokenizer: with it a short text has about 46 tokens."""
@@ -76,6 +80,13 @@ class Task:
     learning_rate: float = 1e-3
     kl: float = 0.04
     """KL coefficient of the methods that have one."""
+    lora: int = 0
+    """Rank of the adapters that GRPO trains on every projection, with an alpha of 16; 0 trains the whole model."""
+    rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"kind": "function", "function": "task:richness"}])
+    """Of GRPO, RLOO and online DPO: functions of an answer, as Plaudit's settings name them."""
+    seed: int = 0
+    saves: bool = False
+    """GRPO writes its adapters into `adapter`, in the output's folder, before a segment ends."""
     sorted_rows: bool = False
     """The peer groups rows of similar length, which spares it padding and gives it other batches."""
     greedy: bool = False

@@ -2,6 +2,7 @@
 
     demo grammar -> data/{short,eightfold,long,mixed,pairs,prompts}.jsonl, data/tokenizer
     model keys -> <model>/fresh (random weights), policy (after a short SFT, so that answers end), judge (fresh head)
+    SmolLM2 from the package index -> 135M-49k/fresh, and policy, which is the same
 
 Made once by Plaudit's own environment and kept in `runs/bench-workload`.
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 import math
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from task import MODELS, VOCABULARY, read_rows
+from task import MODELS, PRETRAINED, VOCABULARY, read_rows
 
-WARM_START = {"tiny": 0, "4M": 80, "25M": 40, "25M-50k": 40}
+WARM_START = {"tiny": 0, "4M": 80, "25M": 40, "25M-50k": 40, PRETRAINED: 0}
 """SFT steps of 32 rows before the online lines."""
 SIZES = {"sft": 3000, "pairs": 1600, "prompts": 1000}
 MANY = 160
@@ -47,8 +49,13 @@ def make_weights(folder: Path, model: str, threads: int) -> None:
 
     target = folder / model
     shutil.rmtree(target, ignore_errors=True)
-    tokenizer = load_tokenizer(str(folder / "data" / "tokenizer"))
-    fresh = fresh_model(MODELS[model], seed=0, vocab_size=len(tokenizer))
+    origin = str(folder / "data" / "tokenizer")
+    if model == PRETRAINED:  # fetched by the command's own code, which nothing here imports
+        code = "from plaudit.commands import smollm2; print(smollm2.fetched())"
+        origin = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    tokenizer = load_tokenizer(origin)
+    keys, size = MODELS[model], len(tokenizer)
+    fresh = load_model(origin) if model == PRETRAINED else fresh_model(keys, seed=0, vocab_size=size)
     save_model(fresh, target / "fresh", tokenizer=tokenizer)
     if WARM_START[model]:
         settings = {

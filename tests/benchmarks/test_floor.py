@@ -40,6 +40,8 @@ def test_models_are_as_large_as_they_are_called() -> None:
     sizes = {name: Size.of(config, vocabulary(name)).parameters for name, config in MODELS.items()}
     assert sizes["4M"] == 6 * 12 * 224**2 + 224 * 768
     assert sizes["25M"] == 8 * (4 * 512**2 + 3 * 512 * 1376) + 512 * 768
+    # Q and output 2 x 576, K and V 2 x 192: 1,536 rows of 576 a layer; the embedding is the head.
+    assert sizes["135M-49k"] == 30 * (576 * 1536 + 3 * 576 * 1536) + 576 * 49_152 == 134_479_872
     assert sizes["25M-50k"] == sizes["25M"] + 512 * (50_257 - 768)
 
 
@@ -52,6 +54,7 @@ def test_passes() -> None:
         10,
         10,
     ]
+    assert passes("grpo-lora") == 8
     assert passes("ppo", 1) == 20
     assert passes("ppo", 4) == 56
 

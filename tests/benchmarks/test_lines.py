@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bench import read_options
-from lines import ASIDE, EVERY, LINES, SMALL, WIDE, chosen, rows
+from lines import ASIDE, EVERY, LINES, REAL, SMALL, WIDE, chosen, rows
 from measure import PEERS
 from task import MODELS, PRECISIONS, Task, richness
 
@@ -12,7 +12,7 @@ from task import MODELS, PRECISIONS, Task, richness
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_line_is_sound(line) -> None:  # type: ignore[no-untyped-def]
     assert LINES[line.name] is line
-    assert set(line.usual) <= set(line.cells) <= {*EVERY, *WIDE}
+    assert set(line.usual) <= set(line.cells) <= {*EVERY, *WIDE, *REAL}
     assert set(line.peers) <= set(PEERS)
     assert set(line.steps) <= set(MODELS)
     assert line.rows % (line.samples * (2 if line.method in ("reward", "dpo") else 1)) == 0
@@ -41,6 +41,8 @@ def test_extents() -> None:
     assert keys(extent="usual") == ["sft 4M fp32", "sft 25M fp32", "sft 4M bf16", "sft 25M bf16", "ppo-4 4M fp32"]
     assert keys(extent="full")[-1] == "ppo-4 25M fp32"
     assert keys(extent="usual", models=["25M"], precisions=["fp32"]) == ["sft 25M fp32", "ppo-4 25M fp32"]
+    pretrained = [row.key for row in rows(LINES, ["135M-49k"], None, extent="usual")]
+    assert pretrained == [f"{name} 135M-49k fp32" for name in ("sft", "dpo", "grpo-lora", "gen-64-varied")]
 
 
 def test_options_as_a_person_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
