@@ -104,8 +104,8 @@ bench: $(STAMP) ## Measure speed and memory beside the peers and the floor; ARGS
 bench-peers: $(STAMP) ## Create the peers' environments: TRL, its last version with PPO, vLLM
 	@PYTHON=$(PYTHON) benchmarks/setup_peers.sh $(ARGS)
 
-race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL's trainers
-	@$(BIN)/python benchmarks/race.py $(ARGS)
+race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL's trainers; MODEL=FOLDER: a pretrained one's
+	@$(BIN)/python benchmarks/race.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 kills: $(STAMP) ## Kill processes of runs on Ray at random, 200 times, and compare each run's end; ARGS="--kills 50"
 	@$(BIN)/python benchmarks/kills.py $(ARGS)

@@ -37,7 +37,7 @@ class Gate:
         if self.done % self.steps == 0:
             seconds, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            self.say("segment", seconds=seconds, cpu=cpu, tokens=self._tokens)
+            self.say("segment", seconds=seconds, cpu=cpu, tokens=self._tokens, peak_mib=self._peak)
             self.wait()  # after the last one too: what a run does at its end must not disturb another's segment
             self._restart()
 

@@ -6,7 +6,8 @@
 Both train the same model (race.yaml, of Llama's shape) on the same data with the same settings of SFT, of the reward
 model and of the method. Gold, which neither learns from, is that of the answers sampled in training, over the last 256
 of them, by the same function. Time is from the start of the process; ours makes the data within it, TRL is given them.
-One side runs after the other. `make race` runs every method with three seeds.
+One side runs after the other. `make race` runs every method with three seeds, `make race MODEL=FOLDER` the task of a
+pretrained model (race_pretrained.py).
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from typing import Any
 
 import yaml
 from contest import watched
-from harness import PLAUDIT, ROOT, SOURCE, asked, keep
+from harness import PLAUDIT, ROOT, SOURCE, about, asked, keep
 from harness import table as markdown
 from measure import Setting
+from report import END, RESULTS, put
 
 OVER = 256
 """Answers over which gold is averaged."""
@@ -47,6 +49,9 @@ class Course:
     """Seconds from the start until each of STAGES."""
     gold: list[tuple[float, float]] = field(default_factory=list)
     """Seconds and gold of the answers of each step."""
+    rate: float = 0.0
+    """Tokens a second, and in `peak_mib` memory at most; 0 where they are not measured."""
+    peak_mib: float = 0.0
     failure: str = ""
 
     def saw(self, seconds: float, gold: float, *, answers: int, mark: float) -> bool:
@@ -72,20 +77,36 @@ def main() -> None:
         limit=(1800.0, "seconds after which a side has lost"),
         methods=[*METHODS],
         seeds=(3, "how many, from 0 on"),
+        model=(Path(), "folder of a pretrained model, which both sides train to answer the questions of its demo"),
+        prompts=(16, "questions a step of that"),
+        profile=(False, "where a step of ours takes its time there, in place of a race"),
+        publish=(False, "write into docs/benchmarks.md what was found there"),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no side behind
     folder = ROOT / "runs" / f"race-{time.strftime('%Y%m%d-%H%M%S')}"
+    kind: type[Race] = Race
+    if options.model.name:
+        from race_pretrained import Pretrained, explain
+
+        kind, options.methods = Pretrained, ["pretrained"]
+        if options.profile:
+            explain(folder, options)
+            return
     for method in options.methods:
         found: list[dict[str, Course]] = []
         for seed in range(options.seeds):
             place = folder / f"{method}{seed}"
             place.mkdir(parents=True)
             print(f"{method}, seed {seed}: running", flush=True)
-            race = Race(method, seed, place, options)
+            race = kind(method, seed, place, options)
             found.append({"ours": race.ours(), "trl": race.theirs()})
             told = [{side: vars(course) for side, course in courses.items()} for courses in found]
             keep(folder / f"{method}.json", told)
-        print(f"{method}: seconds from the start, {options.threads} threads, gold {options.mark}\n\n{table(found)}")
+        text = f"{method}: seconds from the start, {options.threads} threads, gold {options.mark}"
+        print(f"{text}\n\n{table(found)}")
+        if options.publish:
+            keep(RESULTS / f"{time.strftime('%Y-%m-%d')}-{method}.json", told)
+            put(f"<!-- {method}: written by benchmarks/race.py -->", f"{table(found)}\n\n{about()}; {text}\n", END)
         for seed, courses in enumerate(found):
             for side, course in courses.items():
                 if course.failure:
@@ -97,6 +118,7 @@ def table(found: Sequence[dict[str, Course]]) -> str:
     """A row a seed and side, and how many times as fast ours was."""
     ends = {stage for courses in found for course in courses.values() for stage in course.ends}
     stages = [stage for stage in STAGES if stage in ends]
+    rated = any(course.rate for courses in found for course in courses.values())
     rows, ratios = list[list[str]](), list[float]()
     for seed, courses in enumerate(found):
         for side, course in courses.items():
@@ -104,11 +126,13 @@ def table(found: Sequence[dict[str, Course]]) -> str:
             ours, theirs = (one.ends.get(stages[-1]) if stages else None for one in courses.values())
             if compared := side == "trl" and bool(ours and theirs):
                 ratios.append(theirs / ours)
-            gold = f"{course.last:.2f}" if course.gold else "-"
-            rows.append([str(seed), side, *cells, gold, f"{ratios[-1]:.2f}" if compared else ""])
+            cells += [f"{course.last:.2f}" if course.gold else "-"]
+            cells += [f"{course.rate:,.0f}", f"{course.peak_mib:,.0f}"] if rated else []
+            rows.append([str(seed), side, *cells, f"{ratios[-1]:.2f}" if compared else ""])
+    titles = ("seed", "side", *(STAGES[stage] for stage in stages), "last gold", *(["tok/s", "MiB"] if rated else []))
     if len(ratios) > 1:
-        rows.append(["mean", "", *("" for _ in stages), "", f"{statistics.fmean(ratios):.2f}"])
-    return markdown(("seed", "side", *(STAGES[stage] for stage in stages), "last gold", "times as fast"), rows)
+        rows.append(["mean", *("" for _ in titles[1:]), f"{statistics.fmean(ratios):.2f}"])
+    return markdown((*titles, "times as fast"), rows)
 
 
 @dataclass(frozen=True)
@@ -187,7 +211,9 @@ class Race:
             command, setting.environment() | SOURCE, log, partial(look, course), self.options.limit
         )
         if "trained" in course.ends:
-            course.gold.append((course.ends["trained"], held_out(policy, self.data, policy.parent / "gold")))
+            prompts, folder = self.data / "prompts_test.jsonl", policy.parent / "gold"
+            found = held_out(policy, prompts, folder, gold="plaudit.tasks.demo:gold_reward", tokens=48)
+            course.gold.append((course.ends["trained"], found))
         return course
 
 
@@ -209,11 +235,11 @@ def answers_a_step(method: str) -> int:
     return int(own.get("rollout", {}).get("prompts_per_step", 0) * samples)
 
 
-def held_out(policy: Path, data: Path, output: Path) -> float:
+def held_out(policy: Path, prompts: Path, output: Path, *, gold: str, tokens: int) -> float:
     """Gold of sampled answers to the test prompts."""
-    gold, prompts = "plaudit.tasks.demo:gold_reward", data / "prompts_test.jsonl"
-    words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", "sampling.max_tokens=48", f"output={output}")
-    subprocess.run([*PLAUDIT, "evaluate", *words], check=True, capture_output=True)
+    words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", f"output={output}")
+    limit = f"sampling.max_tokens={tokens}"
+    subprocess.run([*PLAUDIT, "evaluate", *words, limit], check=True, capture_output=True)
     found = json.loads((output / "evaluation.json").read_text(encoding="utf-8"))
     return float(found["figures"]["reward/gold"]["value"])
 

@@ -19,7 +19,7 @@ from floor import Peak, floors_of, ratio
 from harness import ROOT, keep, table
 from lines import ASIDE, LINES
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- table{}: written by benchmarks/report.py -->", "<!-- end of table -->"
 PROFILE_BEGIN, PROFILE_END = "<!-- profiles: written by benchmarks/bench.py --profile -->", "<!-- end of profiles -->"
 LEFT = {"line", "peer"}
@@ -124,7 +124,7 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def publish(result: dict[str, Any], machine: str | None = None) -> Iterable[Path]:
     """Keep the result beside the code, and write table and chart into docs."""
     name = time.strftime("%Y-%m-%d") + (f"-{machine}" if machine else "")
-    kept = ROOT / "benchmarks" / "results" / f"{name}.json"
+    kept = RESULTS / f"{name}.json"
     keep(kept, result)
     put(BEGIN.format(f" {machine}" if machine else ""), markdown(result), END)
     if machine:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from contest import watched
 from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table
+from race_pretrained import Pretrained
+from task import read_rows
 
 from plaudit.commands.demo import placed
 from plaudit.preflight.check import preflights
@@ -76,6 +80,27 @@ def test_the_table_compares_the_times_to_the_mark() -> None:
         "| 2 | trl | - | 250 | 0.60 | 2.50 |",
         "| mean |  |  |  |  | 3.00 |",
     ]
+
+
+def test_the_table_of_a_pretrained_model_has_rates_and_memory() -> None:
+    ours, theirs = Course({"gold": 100.0}, [(100.0, 0.61)], 400.0, 1500.0), Course({}, [(90.0, 0.3)], 100.0, 3000.0)
+    assert table([{"ours": ours, "trl": theirs}]).splitlines()[0::2] == [
+        "| seed | side | gold reached | last gold | tok/s | MiB | times as fast |",
+        "| 0 | ours | 100 | 0.61 | 400 | 1,500 |  |",
+    ]
+
+
+def test_both_sides_of_a_pretrained_model_get_the_demos_settings(tmp_path: Path) -> None:
+    options = Namespace(threads=1, prompts=16, model=tmp_path / "model")
+    race = Pretrained("pretrained", 3, tmp_path, options)
+    ours, theirs = race.task("ours"), race.task("trl")
+    assert Path(ours.data).read_text() == Path(theirs.data).read_text()
+    assert replace(ours, weights="", data="", output="") == replace(theirs, weights="", data="", output="")
+    assert (ours.rows, ours.samples, ours.max_new_tokens, ours.learning_rate, ours.lora) == (128, 8, 32, 5e-4, 16)
+    assert [one["function"].partition(":")[2] for one in ours.rewards] == ["right", "brief"]
+    assert ours.needed <= len(rows := read_rows(ours.data))
+    assert [message["role"] for message in rows[0]["prompt"]] == ["system", "user"]
+    assert ours.path("policy").readlink() == options.model
 
 
 @pytest.mark.parametrize("method", METHODS)
