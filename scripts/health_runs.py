@@ -35,6 +35,7 @@ QUICK = ("train.steps=24",)
 SMALL = ("train.steps=30", "train.batch_size=16", "evaluate.limit=16", "data.limit=1500")
 PROMPTS = dict.fromkeys(VARIANTS, 16)
 PROMPTS |= {"ppo": 64, "grpo": 16, "rloo": 32, "remax": 64, "reinforce": 128, "online_dpo": 64, "best_of_k": 64}
+PROMPTS |= {"distill": 64}
 """Prompts of a step in the recipes. Sick runs take half of them, healthy ones three eighths: figures are noisier."""
 
 
@@ -54,6 +55,7 @@ HEALTHY: dict[str, tuple[str, tuple[str, ...]]] = {
     "sft": ("sft", SMALL),
     "reward": ("reward", SMALL),
     **{name: (name, QUICK) for name in ONLINE},
+    "distill": ("distill", (*QUICK, "reference.path=runs/grpo_0")),
 }
 """Name -> recipe of configs/, overrides. Each for every seed."""
 ONCE: dict[str, tuple[str, tuple[str, ...]]] = {
