@@ -11,12 +11,15 @@ import httpx2
 import pytest
 from written import Written
 
+from plaudit.environments.answers import Forms
 from plaudit.environments.server import application
 from plaudit.environments.speaker import Speaker
+from plaudit.environments.turns import AnswerForm
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.rollout.native import NativeEngine
+from plaudit.types import Sampling
 
 TOKEN = "0123456789abcdef"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "The acting"}], "max_tokens": 8, "seed": 1}
@@ -44,7 +47,7 @@ def engine(tokenizer: Any) -> NativeEngine:
 
 def served(engine: Any, token: str | None = None) -> Any:
     speaker = Speaker(engine, engine.tokenizer)
-    return application(speaker, model="tiny", names=("localhost",), most=8, token=token)
+    return application(speaker, model="tiny", names=("localhost",), most=200, token=token)
 
 
 def written(tokenizer: Any, *texts: str, template: str | None = None, pause: float = 0.0) -> Any:
@@ -125,6 +128,19 @@ def test_a_stream_gives_text_as_it_is_sampled_and_no_part_of_a_stop_string(token
     assert "".join(pieces) == "The acting was superb and the "
     assert len(pieces) > 2
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_unfinished_answer_shows_nothing_that_a_stop_string_or_a_special_token_may_take_back(tokenizer: Any) -> None:
+    forms = Forms(AnswerForm(head=None, tail="", before=None, then=""), None)
+
+    def settled(text: str, **how: Any) -> str:
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return str(forms.settled(tokenizer, tokens, Sampling(**how), ends=())["content"])
+
+    assert settled("The plot. And more", stop=(". A", "lot")) == "The p", "the earliest, though more follows"
+    special = tokenizer.all_special_tokens[0]
+    assert settled(f"The {special[:-1]}") == "The "
+    assert settled(f"The {special}") == "The "
 
 
 def test_calls_are_no_text(tokenizer: Any) -> None:

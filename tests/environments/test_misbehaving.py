@@ -42,6 +42,8 @@ class Does:
             "no role": Turn(messages=[{"content": "x"}]),
             "half a character": "a\ud800b",
             "numpy": Turn(done=True, reward=np.float32(1), parts={"found": 1.0}),
+            "a score": Turn(messages=[{"role": "user", "content": "x"}], reward={"reward": 0.5, "found": 1}),  # type: ignore[arg-type]
+            "no number": Turn(done=True, reward="much"),  # type: ignore[arg-type]
         }[self.how]
 
 
@@ -99,6 +101,7 @@ def episode_of(tokenizer: Any, name: str, texts: list[str], how: str | None = No
         ("Does", "no role", "with role and content"),
         ("Resets", "texts", "reset returned ['x']"),
         ("Resets", "no role", "with role and content"),
+        ("Does", "no number", "step returned the reward 'much'"),
     ],
 )
 def test_it_fails_the_episode(name: str, how: str, reason: str, tokenizer: Any) -> None:
@@ -115,6 +118,13 @@ def test_half_a_character_becomes_a_question_mark(tokenizer: Any) -> None:
 def test_a_reward_of_numpy_keeps_its_parts(tokenizer: Any) -> None:
     episode = episode_of(tokenizer, "Does", ["A.<eos>"], "numpy")
     assert (episode.earned.value, episode.earned.parts) == (1.0, {"found": 1.0})
+
+
+def test_turns_earn_together_and_each_where_it_ended(tokenizer: Any) -> None:
+    """Both turns earn 0.5; the end of the first is a process reward."""
+    episode = episode_of(tokenizer, "Does", ["A.<eos>", "B.<eos>"], "a score", max_turns=2)
+    assert (episode.earned.value, episode.earned.parts) == (1.0, {"found": 1.0})
+    assert episode.earned.process == tuple((place, 0.5) for place in episode.ends)
 
 
 def test_a_class_that_is_made_too_slowly_fails_its_episode(tokenizer: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from plaudit.environments.protocol import ChatRequest, RequestError, error_body, read
+from plaudit.environments.answers import Spoken
+from plaudit.environments.protocol import ChatRequest, RequestError, error_body, message, read
 
 ASKED = {"messages": [{"role": "user", "content": "Hello"}]}
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -22,6 +24,7 @@ def test_a_request_says_how_its_answers_are_drawn() -> None:
     assert (draw.temperature, draw.top_p, draw.top_k, draw.stop, draw.max_tokens) == (0.5, 0.9, 3, ("end",), 50)
     assert asked(max_tokens=7).max_tokens == asked(max_completion_tokens=7, max_tokens=9).max_tokens == 7
     assert asked(stop=["a", "b"], n=2, seed=-1).stop == ["a", "b"]
+    assert asked(max_tokens=1 << 63).max_tokens == 50, "the server's limit"
 
 
 def test_messages_are_turns_as_templates_read_them() -> None:
@@ -58,6 +61,10 @@ def test_what_changes_nothing_is_ignored() -> None:
         ("parallel_tool_calls", False),
         ("temperature", "hot"),
         ("temperature", -1),
+        ("temperature", 1e-45),  # 0 as float32: NaN for all that is decoded beside it
+        ("top_k", 1 << 40),
+        ("stop", ["a" * 2000]),
+        ("stop", ["a"] * 20),
         ("n", 0),
         ("seed", 0.5),
         ("max_tokens", 0),
@@ -80,3 +87,14 @@ def test_a_body_that_is_no_object_is_refused() -> None:
     with pytest.raises(RequestError, match="object"):
         read([], most=1)
     assert error_body("it broke", 500)["error"]["type"] == "server_error"
+
+
+def test_half_a_character_in_a_request_or_a_call_breaks_no_reply() -> None:
+    with pytest.raises(RequestError) as raised:
+        asked(**{"\ud800": 1})
+    json.dumps(raised.value.body, ensure_ascii=False).encode()
+    call = ("f\ud83d", {"x": "\ud83d"})
+    said = Spoken(text="", head="", message={"content": ""}, calls=[call], unread=0, last="")
+    written = message(said, 0)
+    json.dumps(written, ensure_ascii=False).encode()
+    assert json.loads(written["tool_calls"][0]["function"]["arguments"]) == call[1]

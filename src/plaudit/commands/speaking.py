@@ -9,6 +9,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from plaudit.support.paths import at_home
 from plaudit.support.visible import visible
 
 MOST = 1024
-"""Limit of an answer's tokens, unless a request or an option sets another one."""
+"""Limit of an answer's tokens, unless an option sets another one."""
 engine_option = click.option("--engine", type=click.Choice(["native", "vllm"]), default="native", show_default=True)
 
 
@@ -29,7 +30,7 @@ engine_option = click.option("--engine", type=click.Choice(["native", "vllm"]), 
 @compute_options
 @engine_option
 @click.option("--slots", type=click.IntRange(1), default=64, show_default=True, help="Answers decoded at once.")
-@click.option("--max-tokens", type=click.IntRange(1), default=MOST, show_default=True, help="Of requests without it.")
+@click.option("--max-tokens", type=click.IntRange(1), default=MOST, show_default=True, help="Longest answer.")
 @plugin_option
 @traceback_option
 def serve(model: str, host: str, port: int, token_env: str, plugins: tuple[str, ...], **options: Any) -> None:
@@ -50,7 +51,10 @@ def serve(model: str, host: str, port: int, token_env: str, plugins: tuple[str, 
         key = f' -H "Authorization: Bearer ${token_env}"' * bool(token)
         say(f"curl {url}/chat/completions -H 'Content-Type: application/json'{key} \\")
         say("""  -d '{"messages": [{"role": "user", "content": "Hello"}]}'""")
-        serve_http(app, bounded_protocol(), listening)
+        try:
+            serve_http(app, bounded_protocol(), listening)
+        finally:
+            speaker.engine.close()
 
 
 @click.command(cls=TakesOptions)
@@ -72,7 +76,7 @@ def chat(model: str, system: str | None, plugins: tuple[str, ...], **options: An
 
         first = [{"role": "system", "content": system}] if system else []
         messages = [*first]
-        with asyncio.Runner() as runner:
+        with closing(speaker.engine), asyncio.Runner() as runner:
             for line in _lines():
                 asked = [*messages, {"role": "user", "content": line}]
                 try:
@@ -85,7 +89,6 @@ def chat(model: str, system: str | None, plugins: tuple[str, ...], **options: An
                     click.echo(visible(f"error: {error} (/reset forgets the conversation)"), err=True)
                 else:
                     messages = [*first] if answer is None else [*asked, answer]
-        speaker.engine.close()
 
 
 async def _spoken(speaker: Any, request: Any) -> dict[str, Any]:

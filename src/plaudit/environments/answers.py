@@ -64,7 +64,9 @@ class Forms:
         content = str(message["content"])
         if self.call is not None:
             content = self.call.before(content)
-        content = content[: len(content) - max(overlap(content, mark) for mark in (*sampling.stop, self.answer.tail))]
+        content = min((content.partition(stop)[0] for stop in sampling.stop), key=len, default=content)
+        marks = [*sampling.stop, self.answer.tail, *([] if sampling.special_tokens else tokenizer.all_special_tokens)]
+        content = content[: len(content) - max(overlap(content, mark) for mark in marks)]
         return {**message, "content": _shown(tokenizer, content, sampling)}
 
 

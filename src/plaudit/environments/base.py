@@ -150,6 +150,8 @@ class Environment:
             value = await self._called("get_reward", reward, {})
         try:
             score = as_score(value)
+            if score.process:
+                raise ValueError("get_reward knows no tokens: let Turns have rewards in place of `process`")
             if self._reward is not None and (score.value is not None or not score.failed):
                 score = replace(score, value=self._reward + (score.value or 0.0), reason=None)
             return replace(score, parts={**as_score({**self._parts, "reward": 0}).parts, **score.parts})
@@ -164,10 +166,13 @@ class Environment:
             raise EpisodeError(f"{name} returned neither messages nor done=True, so the policy has nothing to answer")
         if not isinstance(turn.parts, Mapping):
             raise EpisodeError(f"{name} returned the parts {turn.parts!r:.80}: give a dict of named numbers")
-        if turn.reward is not None:
-            self._reward = (self._reward or 0.0) + _earned(name, turn.reward)
         self._parts |= turn.parts
-        return replace(turn, messages=messages)
+        if turn.reward is None:
+            return replace(turn, messages=messages)
+        earned, parts = _earned(name, turn.reward)
+        self._reward = (self._reward or 0.0) + earned
+        self._parts |= parts
+        return replace(turn, messages=messages, reward=earned)
 
     async def _called(self, name: str, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         try:
@@ -204,14 +209,15 @@ async def timed(name: str, call: Callable[..., Any], arguments: Mapping[str, Any
     return found
 
 
-def _earned(name: str, reward: Any) -> float:
+def _earned(name: str, reward: Any) -> tuple[float, Mapping[str, float]]:
+    """Return a turn's reward, and its parts."""
     try:
         score = as_score(reward)
     except Exception as error:
         raise EpisodeError(f"{name} returned the reward {reward!r:.80}: {explained(error)}") from error
     if score.value is None:
         raise EpisodeError(f"{name} returned the reward {reward!r:.80}: {score.reason}")
-    return score.value
+    return score.value, score.parts
 
 
 def explained(error: BaseException) -> str:

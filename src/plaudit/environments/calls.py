@@ -108,7 +108,7 @@ def as_messages(calls: Sequence[Call], *, first: int) -> Message:
 
 def overlap(text: str, mark: str) -> int:
     """Return the number of characters at the text's end with which the mark begins."""
-    return next((count for count in range(len(mark), 0, -1) if text.endswith(mark[:count])), 0)
+    return next((count for count in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:count])), 0)
 
 
 def _kind(value: Any) -> str:

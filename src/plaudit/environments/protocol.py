@@ -16,11 +16,13 @@ from typing import Any
 from plaudit.data.fields import THOUGHTS, DataError, Fields, Message, template_arguments, tool_inner, tool_name
 from plaudit.environments.answers import Spoken
 from plaudit.environments.calls import as_messages
-from plaudit.rollout.settings import DrawSettings
+from plaudit.rollout.settings import LEAST_TEMPERATURE, DrawSettings
 from plaudit.support.fields import nearest, setting, shown, wrong
 from plaudit.types import Completion, Finish
 
 MOST_ANSWERS = 128
+MOST_STOPS, LONGEST_STOP = 16, 1000
+LARGEST = 1 << 31
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction")
 """Fields that change no answer."""
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -47,9 +49,15 @@ class RequestError(ValueError):
 
 def error_body(reason: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return an error as OpenAI's clients read it."""
+    reason, param = _text(reason), None if param is None else _text(param)
     kinds = {401: "authentication_error", 403: "permission_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": reason, "type": kind, "param": param, "code": code}}
+
+
+def _text(text: str) -> str:
+    """Return the text with question marks for what is no Unicode, half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @dataclass
@@ -77,7 +85,7 @@ class ChatRequest(DrawSettings):
 
 
 def read(body: Any, *, most: int) -> ChatRequest:
-    """Read a request. `most` is the limit of tokens of one that has none. Raises RequestError."""
+    """Read a request. `most` is the limit of its answers' tokens, whatever it asks. Raises RequestError."""
     if not isinstance(body, Mapping):
         raise RequestError(f"the request is {shown(body)}; it must be an object with messages")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
@@ -87,6 +95,8 @@ def read(body: Any, *, most: int) -> ChatRequest:
             allowed = " or ".join(map(json.dumps, PLAIN[name]))
             raise RequestError(f"{name}={shown(value)} is not supported: leave it out, or give {allowed}", name)
     given["max_tokens"] = given.pop("max_completion_tokens", given.get("max_tokens", most))
+    if type(given["max_tokens"]) is int:
+        given["max_tokens"] = min(given["max_tokens"], most)
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     known = {one.name for one in fields(ChatRequest)}
@@ -95,6 +105,13 @@ def read(body: Any, *, most: int) -> ChatRequest:
     request = ChatRequest(**given)
     if problems := wrong(request):
         raise RequestError("; ".join(problems), problems[0].partition("=")[0])
+    if 0 < request.temperature < LEAST_TEMPERATURE:
+        reason = f"temperature={request.temperature} is below {LEAST_TEMPERATURE}: give 0 (greedy), or a larger one"
+        raise RequestError(reason, "temperature")
+    if len(request.stop) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in request.stop):
+        raise RequestError(f"stop: give at most {MOST_STOPS} texts of {LONGEST_STOP} characters", "stop")
+    if request.top_k > LARGEST:
+        raise RequestError(f"top_k={request.top_k} is above {LARGEST}", "top_k")
     request.tools = [] if chosen["tool_choice"] == "none" else [_tool(tool) for tool in request.tools]
     try:
         request.messages, _ = Fields(body, "").messages("messages"), request.arguments
@@ -118,7 +135,8 @@ def message(said: Spoken, first: int) -> Message:
     if said.calls:
         found["tool_calls"] = as_messages(said.calls, first=first)["tool_calls"]
         for call in found["tool_calls"]:
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            called = call["function"]
+            called |= {"name": _text(called["name"]), "arguments": json.dumps(called["arguments"])}
     return found
 
 

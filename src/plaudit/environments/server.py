@@ -54,12 +54,14 @@ class _Service:
     async def chat(self, request: Request) -> Response:
         try:
             asked = protocol.read(await json_of(request), most=self.most)
-            if asked.model not in ("", self.model):
+            if asked.model and asked.model.rpartition("/")[2] != self.model:
                 reason = f"there is no model {asked.model!r:.80}: this server has {self.model!r}"
                 raise RequestError(reason, "model", status=404, code="model_not_found")
             speech = self.speaker.speech(asked)
         except RequestError as error:
             return JSONResponse(error.body, error.status, headers=HEADERS)
+        except RecursionError:
+            return JSONResponse(protocol.error_body("the request is nested too deeply", 400), 400, headers=HEADERS)
         if asked.stream:
             return StreamingResponse(self._events(speech), media_type="text/event-stream", headers=HEADERS)
         completions = await _unless_gone(request, speech)

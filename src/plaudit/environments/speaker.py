@@ -69,7 +69,7 @@ class Speaker:
         try:
             text = self.chats.prompt(request.messages, request.arguments)
             tokens = encode_texts([text], self.tokenizer)[0] if self.as_chat else encode_prompt(text, self.tokenizer)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise RequestError(str(error), "messages") from error
         if len(tokens) >= (most := self.engine.max_length):
             reason = f"the messages have {len(tokens)} tokens, and the model reads {most} with the answer: shorten them"

@@ -20,6 +20,7 @@ from plaudit.rollout.decode.graphs import Record
 from plaudit.rollout.decode.kept import Kept
 from plaudit.rollout.decode.table import Table
 from plaudit.rollout.queued import Draft
+from plaudit.runtime.memory import memory_tried
 
 
 @dataclass(slots=True)
@@ -78,9 +79,12 @@ class Decoding:
     def keep(self, rows: Collection[int], most: int) -> None:
         """Keep the caches of these rows, whose drafts have ended, for their episodes' next turns: at most `most`."""
         assert self.table is not None
-        for row in rows:
-            draft = self.table.drafts[row]
-            self.kept.put(draft, self.table.cache.taken(row, draft.length - 1), most)
+        with memory_tried() as failed:
+            for row in rows:
+                draft = self.table.drafts[row]
+                self.kept.put(draft, self.table.cache.taken(row, draft.length - 1), most)
+        if failed:  # answers need the memory more
+            self.kept = Kept()
 
     def drop(self) -> None:
         """Keep no turn any longer."""
