@@ -132,10 +132,11 @@ class Rows:
 
     def drawn(self, tokens: Tensor, given: Sequence[int]) -> None:
         """Store the newest token (n,) of the first n rows. In the rows `given` it is the prompt's, not sampled."""
-        n, place = len(tokens), torch.tensor(given, dtype=torch.int64, device=tokens.device)
+        n = len(tokens)
         self.last[:n] = tokens
         self.emitted[:n] += 1
         if given:
+            place = torch.tensor(given, device=tokens.device)
             self.emitted[place] -= 1
             self.prompt[place] += 1
 
