@@ -54,7 +54,7 @@ def test_logprobs_of_later_turns_equal_a_packed_pass_over_the_whole_episode(
 
 
 def test_an_episode_has_the_same_bits_whatever_was_kept_and_beside_whatever(
-    model: Decoder, letters: Letters, monkeypatch: pytest.MonkeyPatch
+    kernels: None, model: Decoder, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = several()
     engine = NativeEngine(model, letters, slots=64)
@@ -103,7 +103,7 @@ def test_another_first_prompt_is_computed_in_one_pass(model: Decoder, letters: L
     assert engine.counts.prompt_tokens == 8 + len(context)
 
 
-def test_two_turns_of_one_number_at_once_and_a_cancelled_one(model: Decoder, letters: Letters) -> None:
+def test_two_turns_of_one_number_at_once_and_a_cancelled_one(kernels: None, model: Decoder, letters: Letters) -> None:
     """Episodes of one number may be different ones: what is kept is used only for the tokens that it belongs to."""
     (one, other) = prompts(5, 6)
 

@@ -161,7 +161,7 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
 
 @pytest.mark.parametrize("loses", [False, True])
 def test_a_later_turn_asks_the_worker_of_the_one_before_or_any_other_if_it_is_lost(
-    loses: bool, do: Callable[..., Any]
+    kernels: None, loses: bool, do: Callable[..., Any]
 ) -> None:
     found, kept = [], []
 
