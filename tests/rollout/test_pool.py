@@ -353,8 +353,8 @@ def test_one_that_joins_and_holds_other_weights_is_ended_and_ends_nothing(do: Ca
             case.room = 2
             while len(case.started) < 2 or not case.started[1].lost:
                 await asyncio.sleep(0.01)
-        assert len(await case.answers()) == len(QUESTIONS)
-        assert len(case.pool.workers) == 1
+            assert len(await case.answers()) == len(QUESTIONS)
+            assert len(case.pool.workers) == 1  # a second after its loss it joins again, and may be sound by then
         assert case.failures == []
 
     do(steps, 1, most=2, room=1)
