@@ -1,8 +1,8 @@
 """Where the time of a segment goes: operators' own time by kind of work, and the operators that take most of it.
 
 Matrix products, decoding steps (products and attention in one kernel), attention, norms and activations, sampling, the
-optimizer; what is left of the segment's time is Python and everything that no operator accounts for. Parts of a step
-that are no kind of operator, such as the head, are told apart by the ranges around operators.
+optimizer; what is left of the segment's time is Python and everything that no operator accounts for. The head and the
+drawing of tokens run operators of several kinds; the profile marks where each begins and ends.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_a_reward_at_a_token_that_was_not_sampled_fails(place: int) -> None:
 
 
 def paid(turn_ends: list[int], finished: bool) -> dict[str, object]:
-    """One for each turn, and one at the end; then it is told as a list, or as it must not be."""
+    """One for each turn and one at the end; for an unfinished answer, a list, which is refused."""
     return (
         {"reward": len(turn_ends) + 1.0, "process": dict.fromkeys(turn_ends, 1.0)}
         if finished
