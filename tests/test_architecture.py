@@ -60,7 +60,7 @@ ONLY_TYPES = {"runtime", "monitor"}
 PLACES: dict[str, set[str]] = {
     "ray": {"runtime/ray.py", "runtime/ray_worker.py"},
     "httpx2": {"rewards/remote.py"},
-    "uvicorn": {"commands/listening.py"},
+    "uvicorn": {"commands/listening.py", "environments/agents.py"},
     "starlette": {"environments/server.py", "page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},

@@ -94,19 +94,20 @@ def test_extending_quotes_its_files_to_the_letter_and_nothing_else() -> None:
         assert text == (ROOT / path).read_text(encoding="utf-8"), f"{path} differs from what docs/extending.md prints"
 
 
-def test_environments_quotes_its_files_to_the_letter() -> None:
-    found = re.findall(r"`(examples/environments/\w+\.py)`\n\n```python\n(.*?)```", DOCS["environments.md"], re.DOTALL)
-    assert [path for path, _ in found] == ["examples/environments/guess.py", "examples/environments/calculator.py"]
-    for path, text in found:
-        assert text == (ROOT / path).read_text(encoding="utf-8"), (
-            f"{path} differs from what docs/environments.md prints"
-        )
+def test_environments_and_agents_quote_their_files_to_the_letter() -> None:
+    both = DOCS["environments.md"] + DOCS["agents.md"]
+    found = re.findall(r"`examples/environments/(\w+)\.py`\n\n```python\n(.*?)```", both, re.DOTALL)
+    assert [name for name, _ in found] == ["guess", "calculator", "second_look"]
+    for name, text in found:
+        assert text == (ROOT / f"examples/environments/{name}.py").read_text(encoding="utf-8"), name
 
 
-@pytest.mark.parametrize("name", ["guess", "calculator"])
+@pytest.mark.parametrize("name", ["guess", "calculator", "second_look"])
 @pytest.mark.usefixtures("workplace")
 def test_environments_recipes_play_episodes(name: str, demo: DemoFiles) -> None:
     """As they stand but for the model; with so little trained, its turns end by a letter."""
+    if name == "second_look":
+        pytest.importorskip("openai")
     recipe = yaml.safe_load((ROOT / f"examples/environments/{name}.yaml").read_text())
     recipe["model"] = {"config": {**GPT2, "n_positions": 1024}, "tokenizer": str(demo.tokenizer)}
     recipe["data"]["chat_template"] = "default"

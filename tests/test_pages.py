@@ -41,6 +41,7 @@ CODE = ("python", "yaml", "json")
 RUN = {
     ("README.md", "python"): "test_docs.py: test_python_of_the_readme_runs",
     ("CONTRIBUTING.md", "python"): "here: test_python_of_contributing_registers_its_parts",
+    ("docs/agents.md", "python"): "test_docs.py: test_environments_recipes_play_episodes",
     ("docs/checkpoints.md", "python"): "test_docs.py: test_python_of_the_checkpoints_page_loads_a_policy",
     ("docs/data.md", "yaml"): "test_docs.py: test_yaml_of_the_data_page_is_settings",
     ("docs/environments.md", "python"): "test_docs.py: test_environments_recipes_play_episodes",

@@ -25,6 +25,7 @@ from plaudit.support.fields import SettingsError
 
 pytestmark = pytest.mark.slow
 WORLDS = Path(worlds.__file__)
+AGENCY = WORLDS.with_name("agency.py")
 RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 Recipe = Callable[..., dict[str, Any]]
 
@@ -77,6 +78,19 @@ def test_a_run_on_ray_learns_the_same(episodes: Recipe) -> None:
     assert same_weights(local, there)
 
 
+def test_an_agents_run_replays_and_is_the_same_on_ray(episodes: Recipe) -> None:
+    """Its requests come over HTTP; some episodes have two branches."""
+    agent = {"kind": "agent", "function": f"{AGENCY}:letters", "max_tokens": 150}
+    done = run(load_settings(episodes("grpo", "run", environment=agent, rollout={"record": True})))
+    last = done.metrics[-1]
+    assert 1.0 < last["episode/branches"] < 2.0 and last["kl/sampler"] < 1e-9
+    replay = {"replay": str(done.folder), "record": False}
+    again = run(load_settings(episodes("grpo", "again", environment=agent, rollout=replay)))
+    assert figures(again) == figures(done) and same_weights(again, done)
+    there = run(load_settings(episodes("grpo", "ray", environment=agent, runtime=RAY, rollout={"workers": 2})))
+    assert there.samples == done.samples and same_weights(there, done)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -84,6 +98,8 @@ def test_a_run_on_ray_learns_the_same(episodes: Recipe) -> None:
         ({"environment": {}}, "kind environment is what a class"),
         ({"data": {"as_chat": False}}, "as_chat=false"),
         ({"environment": {"function": f"{WORLDS}:Nothing"}}, "neither a method step"),
+        ({"environment": {"kind": "agent", "function": f"{AGENCY}:asks_nothing"}}, "asks nothing"),
+        ({"environment": {"kind": "agent", "function": f"{AGENCY}:lacks"}}, "asks for 'colour'"),
         ({"environment": {"function": f"{WORLDS}:Sums", "tools": [f"{WORLDS}:untold"]}}, "schema can be made"),
     ],
 )

@@ -33,9 +33,9 @@ COUNTED = ("calls", "failed_calls", "unread_calls")
 """Figures of an episode with tools, beside its turns."""
 
 
-def forms_of(chats: Chats, world: World) -> Forms:
+def forms_of(chats: Chats, tools: Sequence[Any]) -> Forms:
     """Read both forms off the template. Raises DataError for one whose calls cannot be read, if there are tools."""
-    return Forms(AnswerForm.of(chats), call_form(chats) if world.schemas else None)
+    return Forms(AnswerForm.of(chats), call_form(chats) if tools else None)
 
 
 class Player:
@@ -43,7 +43,7 @@ class Player:
 
     def __init__(self, engine: Sampler, chats: Chats, world: World):
         self.engine, self.chats, self.world = engine, chats, world
-        self.forms = forms_of(chats, world)
+        self.forms = forms_of(chats, world.schemas)
 
     async def play(self, prompt: Prompt, plan: Sequence[Sampling]) -> list[Completion]:
         """Return an episode for each entry. Each depends on its seed, the prompt, the weights and its environment,

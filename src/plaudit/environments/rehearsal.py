@@ -1,6 +1,6 @@
 """An episode that is played before the run, without a model: the policy's turns are written here.
 
-prompt -> Player, with Written as its engine: a call of the first tool, then the reference answer -> its chat
+prompt -> player, with Written as its engine: a call of the first tool, then the reference answer -> its chat
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plaudit.data.chat import Chats
+from plaudit.environments.agents import Agents, player_of
 from plaudit.environments.base import World
 from plaudit.environments.calls import QUESTION, as_messages
-from plaudit.environments.episodes import Player
 from plaudit.support.visible import visible
 from plaudit.types import Completion, Finish, Prompt, Sampling
 
@@ -44,10 +44,10 @@ class Written:
         return [one] * len(plan)
 
 
-def rehearsed(prompt: Prompt, chats: Chats, world: World) -> list[str]:
+def rehearsed(prompt: Prompt, chats: Chats, world: World | Agents) -> list[str]:
     """Return a line for each message of an episode after its prompt, and one of what the environment says that it is
     worth."""
-    player = Player(Written([prompt.answer or "1"], chats), chats, world)
+    player = player_of(Written([prompt.answer or "1"], chats), chats, world)
     if world.schemas:
         function = world.schemas[0]["function"]
         arguments = {

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,8 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from plaudit.environments import protocol
-from plaudit.environments.protocol import RequestError
-from plaudit.environments.speaker import Speaker, Speech
+from plaudit.environments.protocol import ChatRequest, RequestError
+from plaudit.environments.speaker import Speech
 from plaudit.support.requests import HEADERS, guarded, json_of
 from plaudit.types import Completion
 
@@ -30,9 +30,16 @@ AWAY_SECONDS = 0.5
 """Seconds between two looks whether a client still waits for its answer."""
 
 
-def application(speaker: Speaker, *, model: str, names: Iterable[str], most: int, token: str | None = None) -> ASGIApp:
-    """Return the application. `model` is the only model's name, `most` the limit of tokens of an answer to a request
-    that sets none, and `names` are this server's host names. Clients must send `token` as their api key."""
+class Speaks(Protocol):
+    """What answers requests. `key` is the request's api key."""
+
+    def speech(self, request: ChatRequest, key: str) -> Speech: ...
+
+
+def application(speaker: Speaks, *, model: str, names: Iterable[str], most: int, token: str | None = None) -> ASGIApp:
+    """Return the application. `model` is the only model's name (if it is empty, all names are allowed), `most` the
+    limit of tokens of an answer to a request that sets none, and `names` are this server's host names. Clients must
+    send `token` as their api key."""
     service = _Service(speaker, model, most)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
@@ -44,7 +51,7 @@ def application(speaker: Speaker, *, model: str, names: Iterable[str], most: int
 class _Service:
     """Handles the two routes."""
 
-    def __init__(self, speaker: Speaker, model: str, most: int):
+    def __init__(self, speaker: Speaks, model: str, most: int):
         self.speaker, self.model, self.most = speaker, model, most
         self.about = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "plaudit"}
 
@@ -54,10 +61,10 @@ class _Service:
     async def chat(self, request: Request) -> Response:
         try:
             asked = protocol.read(await json_of(request), most=self.most)
-            if asked.model and asked.model.rpartition("/")[2] != self.model:
+            if self.model and asked.model and asked.model.rpartition("/")[2] != self.model:
                 reason = f"there is no model {asked.model!r:.80}: this server has {self.model!r}"
                 raise RequestError(reason, "model", status=404, code="model_not_found")
-            speech = self.speaker.speech(asked)
+            speech = self.speaker.speech(asked, request.headers.get("authorization", "").removeprefix("Bearer "))
         except RequestError as error:
             return JSONResponse(error.body, error.status, headers=HEADERS)
         except RecursionError:

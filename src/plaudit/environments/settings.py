@@ -13,8 +13,11 @@ from plaudit.support.fields import Section, setting
 class EnvironmentSettings(Section):
     """The environment of a run's episodes. Without `function` and `tools` there is none: an answer is one turn."""
 
+    kind: str = setting("class", choices=("class", "agent"))
+    """What `function` names: a class that answers the policy, or an agent that asks it (docs/agents.md)."""
     function: str = ""
-    """A class, "file.py:Name" or "package.module:Name". Each episode has its own instance; public methods are tools."""
+    """A class, "file.py:Name" or "package.module:Name". Each episode has its own instance; public methods are tools. Of
+    an agent, a function."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments that each instance is made with."""
     tools: list[str] = field(default_factory=list)
@@ -31,5 +34,7 @@ class EnvironmentSettings(Section):
         return bool(self.function or self.tools)
 
     def contradictions(self) -> Iterator[str]:
-        if self.options and not self.function:
+        if self.kind == "agent" and (self.tools or self.options or not self.function):
+            yield "kind agent: set function, and neither tools nor options, which are an agent's own affair"
+        elif self.options and not self.function:
             yield "options are for an environment's class, and there is none: set function"

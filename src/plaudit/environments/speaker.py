@@ -62,8 +62,8 @@ class Speaker:
         assert isinstance(built, QueuedEngine)
         return cls(built, tokenizer, as_chat=as_chat)
 
-    def speech(self, request: ChatRequest) -> Speech:
-        """Begin to answer a request. Raises RequestError for one that cannot be answered."""
+    def speech(self, request: ChatRequest, key: str = "") -> Speech:
+        """Begin to answer a request, whatever its api key. Raises RequestError for one that cannot be answered."""
         if request.tools and self.no_calls:
             raise RequestError(self.no_calls, "tools")
         try:
@@ -106,7 +106,7 @@ class Speech:
     async def pieces(self, completions: list[Completion]) -> AsyncIterator[dict[str, Any]]:
         """Yield the answers in pieces, each with a `delta`, as they are sampled: a call as one piece, log-probs with
         the last. `completions` gets the whole answers. An engine that reports an answer once gives it as one piece."""
-        sent: list[Message] = [{"role": "assistant", "content": ""} for _ in self._drafts]
+        sent: list[Message] = [{"role": "assistant", "content": ""} for _ in range(self.request.n)]
         for index, message in enumerate(sent):
             yield _piece(index, dict(message))
         asked = asyncio.ensure_future(self.completions())

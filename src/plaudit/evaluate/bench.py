@@ -10,8 +10,8 @@ from typing import Any
 
 from plaudit.data.chat import Chats
 from plaudit.data.load import LOADERS
+from plaudit.environments.agents import Agents, player_of, world_of
 from plaudit.environments.base import World
-from plaudit.environments.episodes import Player
 from plaudit.evaluate.generation import Figures, pass_figures, reward_figures
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
@@ -75,20 +75,20 @@ class Bench(Measures):
     # episodes
 
     @cached_property
-    def world(self) -> World | None:
-        return World(self.settings.environment) if self.settings.environment.on else None
+    def world(self) -> World | Agents | None:
+        return world_of(self.settings.environment)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """Schemas of the environment's tools, which prompts show."""
-        return self.world.schemas if self.world else []
+        return list(self.world.schemas) if self.world else []
 
     def player(self, policy: Policy) -> Callable[[Sampler], Play] | None:
         """Return what makes the player of an engine's episodes; None without an environment."""
         if (world := self.world) is None:
             return None
         chats = Chats(policy.tokenizer, self.settings.data, policy.model.special.eos, self.tools)
-        return lambda engine: Player(engine, chats, world).play
+        return lambda engine: player_of(engine, chats, world).play
 
     # measuring
 

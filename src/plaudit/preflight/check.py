@@ -23,7 +23,7 @@ from plaudit.data.chat import Chats
 from plaudit.data.load import Preview, previewed
 from plaudit.data.read import fetched, scan_rows
 from plaudit.data.settings import DataSettings, absent
-from plaudit.environments.base import World
+from plaudit.environments.agents import world_of
 from plaudit.environments.episodes import forms_of
 from plaudit.environments.rehearsal import rehearsed
 from plaudit.models.config import DecoderConfig
@@ -242,13 +242,13 @@ def _data(found: Preflight, s: Settings) -> None:
         whole = DataSettings(train=here["train"], validation=here["validation"])
         sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
         looked = replace(whole, **{key: getattr(s.data, key) for key in sound})
-        refers, tools, chats = check_reference(s.rewards), list[Any](), None
+        refers, tools, world = check_reference(s.rewards), list[Any](), None
         if s.environment.on:
             with found.asking("environment"):
-                world = World(s.environment)
-                tools = world.schemas
+                world = world_of(s.environment)
+                tools = list(world.schemas) if world else []
                 chats = Chats(tokenizer, looked, ends, tools)
-                forms_of(chats, world)
+                forms_of(chats, tools)
         kind = s.objective.data
         found.previews = list(previewed(looked, kind, tokenizer, ends, rows=ROWS, refers=refers, tools=tools))
         for preview in found.previews:
@@ -257,7 +257,7 @@ def _data(found: Preflight, s: Settings) -> None:
         if s.samples:
             prompts = [item for one in found.previews for item in one.items]
             _functions(found, s, prompts)
-            if chats is not None and prompts and prompts[0].messages:
+            if world is not None and prompts and prompts[0].messages:
                 with found.asking("environment"):
                     found.episode = rehearsed(prompts[0], chats, world)
         _room(found, s, tokenizer)

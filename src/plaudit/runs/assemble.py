@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from plaudit.algorithms.base import Algorithm, Objective
-from plaudit.environments.episodes import Player
+from plaudit.environments.agents import player_of
 from plaudit.executors.base import Executor, Plan
 from plaudit.executors.opening import Executors
 from plaudit.loop.best import Best
@@ -91,7 +91,7 @@ class Job:
         engine = executor.sampler(doing)
         parts = engine, self.reward(executor, doing), s.shaping, method.plan(s.rollout.draw())
         world = self.intake.world
-        play = None if world is None else Player(engine, self.intake.chats, world).play
+        play = None if world is None else player_of(engine, self.intake.chats, world).play
         return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say, play=play)
 
     def source(self, executor: Executor, stop: list[int]) -> tuple[BatchSource, Rollouts | None]:

@@ -15,6 +15,7 @@ from plaudit.data.chat import Chats
 from plaudit.data.load import LOADERS, Dataset
 from plaudit.data.report import SourceReport
 from plaudit.data.stream import Stream
+from plaudit.environments.agents import Agents, world_of
 from plaudit.environments.base import World
 from plaudit.environments.episodes import row_of
 from plaudit.models.described import check_scores, end_ids, positions
@@ -44,7 +45,7 @@ class Intake:
             for line in rounding(local_folder(path)) if is_here(path) else ():
                 say(f"model.path={path}: {line}")
         refers = check_reference(settings.rewards)
-        self.world = World(settings.environment) if settings.environment.on else None
+        self.world = world_of(settings.environment)
         tools = [] if self.world is None else self.world.schemas
         self.chats = Chats(self.tokenizer, settings.data, ends, tools)
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers, tools)
@@ -96,7 +97,7 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
     ]
 
 
-def unplayable(world: World, data: Dataset[Any]) -> list[str]:
+def unplayable(world: World | Agents, data: Dataset[Any]) -> list[str]:
     """Return an error if the prompts are no chats, or if the first of them lacks what `reset` asks for; else []."""
     if not all(source.chat for source in data.report.sources):
         return ["environment: episodes are chats, and the prompts are plain texts: set data.as_chat=true"]
@@ -104,7 +105,7 @@ def unplayable(world: World, data: Dataset[Any]) -> list[str]:
     columns = row_of(items[0], 0) if len(items) else dict.fromkeys(world.needed)
     lacking = [name for name in world.needed if name not in columns]
     there = f"the rows have {', '.join(sorted(columns))}"
-    return [f"environment: reset asks for {name!r}, and {there}: give it a default" for name in lacking]
+    return [f"environment: it asks for {name!r}, and {there}: give it a default" for name in lacking]
 
 
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:

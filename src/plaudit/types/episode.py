@@ -31,8 +31,9 @@ class Episode:
     @property
     def ends(self) -> list[int]:
         """Index of the last token of each of the policy's turns."""
-        whole = [*self.sampled, 0]
-        return [place for place in range(len(self.sampled)) if whole[place] and not whole[place + 1]]
+        whole, starts = [*self.sampled, 0], {start for start, _ in self.restarts}
+        ends = (not after or place + 1 in starts for place, after in enumerate(whole[1:]))
+        return [place for place, (one, end) in enumerate(zip(self.sampled, ends, strict=True)) if one and end]
 
     @property
     def failure(self) -> Score | None:
