@@ -79,8 +79,8 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        1735,
-        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), agents (370)",
+        1830,
+        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), agents (460)",
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (

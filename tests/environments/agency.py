@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx2
@@ -48,7 +49,7 @@ def waits(base_url: str, api_key: str, messages: list[Message]) -> float:
     with httpx2.Client(timeout=30) as client:
         response = client.post(
             f"{base_url}/chat/completions",
-            json={"messages": messages, "temperature": 0.3},
+            json={"messages": messages, "temperature": 0.001, "top_p": 0},
             headers={"authorization": f"Bearer {api_key}"},
         )
     return float(response.json()["usage"]["prompt_tokens"])
@@ -123,6 +124,66 @@ async def silent(base_url: str, api_key: str, messages: list[Message]) -> float:
 async def fails(base_url: str, api_key: str, messages: list[Message]) -> float:
     await said(base_url, api_key, messages)
     raise KeyError("board")
+
+
+async def stubborn(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Makes the same request until it is refused, and takes no failure for one."""
+    for _ in range(30):
+        response = await asked(base_url, api_key, messages)
+        if response.status_code != 200:
+            return float(response.status_code)
+    return 1.0
+
+
+async def cancels(base_url: str, api_key: str, messages: list[Message]) -> float:
+    task = asyncio.ensure_future(said(base_url, api_key, messages))
+    task.cancel()
+    await task
+    return 1.0
+
+
+async def changes(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Changes what it was given."""
+    await said(base_url, api_key, messages)
+    messages[0]["content"] += "!"
+    messages.append(messages[0])
+    return float(len(messages) + messages[0]["content"].count("!"))
+
+
+async def recovers(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Is told that a question is too long, and asks a shorter one."""
+    long = {"role": "user", "content": "very long " * 200}
+    assert (await asked(base_url, api_key, [long])).status_code == 400
+    await said(base_url, api_key, messages)
+    return 1.0
+
+
+async def verbose(base_url: str, api_key: str, messages: list[Message]) -> float:
+    await said(base_url, api_key, [{"role": "system", "content": "very long " * 200}, *messages])
+    return 1.0
+
+
+LEFT: list[int] = []
+"""Statuses of requests whose agent had gone."""
+
+
+async def leaves(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Returns while a request of its is open."""
+    await said(base_url, api_key, messages)
+
+    def late() -> None:
+        LEFT.append(asyncio.run(asked(base_url, api_key, messages, seed=1)).status_code)
+
+    threading.Thread(target=late).start()
+    await asyncio.sleep(0.2)
+    return 1.0
+
+
+async def thinks(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Goes on from the first of two answers that differ in their thoughts alone, with them."""
+    first, _ = [await said(base_url, api_key, messages, seed=seed) for seed in (1, 2)]
+    await said(base_url, api_key, [*messages, first, {"role": "user", "content": "Why?"}])
+    return 1.0
 
 
 async def idle(base_url: str) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,17 @@ import agency
 import pytest
 from playing import WORLDS, Table, of
 from scripted import Scripted
+from test_chat_server import THINKS
 
+from plaudit.data.chat import Chats
+from plaudit.data.settings import DataSettings
 from plaudit.environments.agents import AgentPlayer, Agents, world_of
 from plaudit.environments.base import World
 from plaudit.environments.episodes import Player
 from plaudit.environments.settings import EnvironmentSettings
-from plaudit.types import Completion, Finish, Sampling
+from plaudit.rollout.figures import rollout_figures
+from plaudit.support.plugins import load_object
+from plaudit.types import Completion, Finish, Group, Response, Sampling, Score
 
 AGENCY = str(Path(agency.__file__))
 
@@ -53,11 +61,13 @@ def test_an_agent_that_does_as_a_class_does_has_the_same_record(table: Table) ->
     assert of(agents).counts == {"turns": 3.0, "branches": 1.0, "refused": 0.0}
 
 
-def test_the_librarys_client_and_a_sync_agent_play_too(table: Table) -> None:
+def test_the_librarys_client_and_a_sync_agent_play_too(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rewards(play(table, "waits")) == [len(table.prompt.tokens)] * 2
     pytest.importorskip("openai")
     greedy = {"temperature": 0.0, "max_tokens": 40, "min_tokens": 4}
-    ours, theirs = (play(table, name, count=1, sampling=greedy)[0] for name in ("echoes", "libraries"))
+    (ours,) = play(table, "echoes", count=1, sampling=greedy)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    (theirs,) = play(table, "libraries", count=1, sampling=greedy)
     assert [*ours.tokens] == [*theirs.tokens]
     assert rewards([ours]) == rewards([theirs])
 
@@ -77,13 +87,14 @@ def test_a_rewritten_history_is_a_further_row_and_each_turn_is_trained_once(tabl
         text = table.chats.prompt([*chat, {"role": "user", "content": "And then?"}], {})
         assert list(prefix) == table.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert first and second and of(answer).counts["branches"] == 2
-        assert [one["role"] for one in of(answer).messages] == ["user", "assistant", "assistant", "user", "assistant"]
+        assert [one["role"] for one in of(answer).messages] == ["assistant", "assistant", "user", "assistant"]
 
 
 def test_the_same_request_has_the_same_reply(table: Table) -> None:
     answers = play(table, "repeats", sampling={"max_tokens": 20})
     assert rewards(answers) == [1.0, 1.0]
     assert all(of(one).counts["turns"] == 2 for one in answers), "what was answered twice is in the record once"
+    assert rewards(play(table, "stubborn", max_turns=3)) == [400.0, 400.0], "no agent asks for ever"
 
 
 def test_branches_at_once_are_rows_of_their_own(table: Table) -> None:
@@ -127,12 +138,91 @@ def test_limits_refuse_a_request_and_leave_the_episode_unfinished(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("silent", "asked nothing for 0.5 s"), ("fails", "the agent: KeyError: 'board'"), ("idle", "no request")],
+    [
+        ("silent", "asked nothing for 0.5 s"),
+        ("fails", "the agent: KeyError: 'board'"),
+        ("idle", "answered: it asked nothing"),
+        ("cancels", "CancelledError"),
+        ("verbose", "leave no room for an answer within"),
+    ],
 )
 def test_a_broken_agent_fails_its_episode_alone(name: str, reason: str, table: Table) -> None:
     for answer in play(table, name, timeout=0.5):
         failure = of(answer).failure
         assert failure is not None and reason in str(failure.reason)
+
+
+def test_what_the_engine_raises_is_raised_whatever_the_agent_makes_of_it(table: Table) -> None:
+    """So that lost answers are drawn again, and no agent is blamed."""
+
+    class Lost(table.engine.__class__):  # type: ignore[misc, name-defined]
+        async def generate(self, tokens: Any, plan: Any) -> Any:
+            raise ConnectionError("the worker is lost")
+
+    engine = copy.copy(table.engine)
+    engine.__class__ = Lost
+    for name in ("stubborn", "fails"):
+        with pytest.raises(ConnectionError, match="worker is lost"):
+            play(table, name, engine=engine)
+
+
+def test_figures_are_of_the_episodes_that_have_them(table: Table) -> None:
+    """An episode that failed before its first request has no turns, and one without tools no calls."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    with_tools = play(table, "adds", count=1, engine=Scripted(table.tokenizer, [call, "It is 5."]))
+    answers = [*play(table, "idle", count=1), *with_tools, *play(table, "echoes", count=1)]
+    responses = [Response(completion=one, score=Score(value=0.0), trainable=(), reward=0.0) for one in answers]
+    found = rollout_figures([Group(index=0, prompt=table.prompt, responses=responses)])
+    assert (found["episode/turns"], found["episode/calls"]) == (pytest.approx(5 / 3), 1.0)
+
+
+def test_agents_get_copies_and_their_limits_pass(table: Table) -> None:
+    assert rewards(play(table, "changes", count=3)) == [3.0] * 3
+    for answer in play(table, "recovers"):
+        assert answer.finish is Finish.EOS and of(answer).counts["refused"] == 1
+
+
+def test_what_is_open_at_the_end_is_refused_and_nothing_is_logged(
+    table: Table, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = load_object(f"{AGENCY}:LEFT")
+
+    class Slow(table.engine.__class__):  # type: ignore[misc, name-defined]
+        async def generate(self, tokens: Any, plan: Any) -> Any:
+            if not left:
+                left.append(0)  # the first request is answered
+                return await super().generate(tokens, plan)
+            return await asyncio.sleep(30)
+
+    engine, log = copy.copy(table.engine), logging.FileHandler(tmp_path / "log.txt")
+    engine.__class__ = Slow
+    logging.getLogger("other").addHandler(log)
+
+    async def whole() -> list[Completion]:
+        player = AgentPlayer(engine, table.chats, Agents(settings("leaves")))
+        answers = await player.play(table.prompt, [Sampling(max_tokens=6)])
+        while len(left) < 2:
+            await asyncio.sleep(0.05)
+        return answers
+
+    assert rewards(asyncio.run(asyncio.wait_for(whole(), 20))) == [1.0]
+    assert left == [0, 401]
+    logging.getLogger("other").warning("still here")
+    assert "still here" in (tmp_path / "log.txt").read_text(), "the server leaves other handlers alone"
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_thoughts_tell_branches_apart_where_a_client_sends_them(table: Table) -> None:
+    chats = Chats(table.tokenizer, DataSettings(chat_template=THINKS))
+    engine = Scripted(table.tokenizer, ["<think>A</think>yes", "<think>B</think>yes", "Because."])
+    own = Agents(settings("thinks"))
+    text = chats.prompt(table.asked, {})
+    tokens = tuple(table.tokenizer(text, add_special_tokens=False)["input_ids"])
+    prompt = replace(table.prompt, text=text, tokens=tokens)
+    (answer,) = asyncio.run(AgentPlayer(engine, chats, own).play(prompt, [Sampling(max_tokens=40)]))
+    asked = table.tokenizer.decode(list(engine.asked[2]), skip_special_tokens=False)
+    assert "<think>A</think>yes" in asked and "B" not in asked.replace("Because", "")
+    assert of(answer).counts["branches"] == 2
 
 
 def test_only_keys_of_episodes_are_answered_and_streams_end(table: Table) -> None:

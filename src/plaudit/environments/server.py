@@ -28,6 +28,8 @@ from plaudit.types import Completion
 
 AWAY_SECONDS = 0.5
 """Seconds between two looks whether a client still waits for its answer."""
+DRAWN = ("temperature", "top_p", "top_k", "min_tokens", "special_tokens")
+"""Fields of how an answer is drawn, beside its seed and its end."""
 
 
 class Speaks(Protocol):
@@ -36,11 +38,13 @@ class Speaks(Protocol):
     def speech(self, request: ChatRequest, key: str) -> Speech: ...
 
 
-def application(speaker: Speaks, *, model: str, names: Iterable[str], most: int, token: str | None = None) -> ASGIApp:
-    """Return the application. `model` is the only model's name (if it is empty, all names are allowed), `most` the
-    limit of tokens of an answer to a request that sets none, and `names` are this server's host names. Clients must
-    send `token` as their api key."""
-    service = _Service(speaker, model, most)
+def application(
+    speaker: Speaks, *, model: str, names: Iterable[str], most: int, token: str | None = None, lax: bool = False
+) -> ASGIApp:
+    """Return the application. `model` is the only model's name, `most` the limit of tokens of an answer to a request
+    that sets none, and `names` are this server's host names. Clients must send `token` as their api key. With `lax`,
+    requests may name any model, and their fields DRAWN are ignored."""
+    service = _Service(speaker, model, most, lax)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/models", service.models, methods=["GET"]),
@@ -51,8 +55,8 @@ def application(speaker: Speaks, *, model: str, names: Iterable[str], most: int,
 class _Service:
     """Handles the two routes."""
 
-    def __init__(self, speaker: Speaks, model: str, most: int):
-        self.speaker, self.model, self.most = speaker, model, most
+    def __init__(self, speaker: Speaks, model: str, most: int, lax: bool):
+        self.speaker, self.model, self.most, self.lax = speaker, model, most, lax
         self.about = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "plaudit"}
 
     async def models(self, request: Request) -> Response:
@@ -60,18 +64,21 @@ class _Service:
 
     async def chat(self, request: Request) -> Response:
         try:
-            asked = protocol.read(await json_of(request), most=self.most)
-            if self.model and asked.model and asked.model.rpartition("/")[2] != self.model:
+            body = await json_of(request)
+            if self.lax and isinstance(body, dict):
+                body = {name: value for name, value in body.items() if name not in DRAWN}
+            asked = protocol.read(body, most=self.most)
+            if not self.lax and asked.model and asked.model.rpartition("/")[2] != self.model:
                 reason = f"there is no model {asked.model!r:.80}: this server has {self.model!r}"
                 raise RequestError(reason, "model", status=404, code="model_not_found")
             speech = self.speaker.speech(asked, request.headers.get("authorization", "").removeprefix("Bearer "))
+            if asked.stream:
+                return StreamingResponse(self._events(speech), media_type="text/event-stream", headers=HEADERS)
+            completions = await _unless_gone(request, speech)
         except RequestError as error:
             return JSONResponse(error.body, error.status, headers=HEADERS)
         except RecursionError:
             return JSONResponse(protocol.error_body("the request is nested too deeply", 400), 400, headers=HEADERS)
-        if asked.stream:
-            return StreamingResponse(self._events(speech), media_type="text/event-stream", headers=HEADERS)
-        completions = await _unless_gone(request, speech)
         reply = self._reply("chat.completion")
         reply["choices"] = [speech.choice(index, one) for index, one in enumerate(completions)]
         return JSONResponse(reply | {"usage": protocol.usage(speech.prompt_tokens, completions)}, headers=HEADERS)
@@ -85,6 +92,8 @@ class _Service:
             if speech.request.stream_options.get("include_usage"):
                 yield _event({**head, "choices": [], "usage": protocol.usage(speech.prompt_tokens, completions)})
             yield "data: [DONE]\n\n"
+        except RequestError as error:
+            yield _event(error.body)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises; the status is sent already
             yield _event(protocol.error_body(_reason(error), 500))
 
@@ -104,6 +113,8 @@ async def _unless_gone(request: Request, speech: Speech) -> list[Completion]:
         answers.cancel()
     try:
         return answers.result()
+    except RequestError:
+        raise
     except Exception as error:
         raise HTTPException(500, _reason(error)) from error
 

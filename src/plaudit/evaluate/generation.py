@@ -25,10 +25,13 @@ def generation_figures(answers: Answers) -> Figures:
 
 
 def _counts(answers: Answers) -> Figures:
-    """Means of the counts of episodes, such as their turns; {} for answers of one turn."""
+    """Means of the counts of episodes that have them, such as their turns; {} for answers of one turn."""
     groups = [[a.completion.episode.counts for a in group if a.completion.episode is not None] for group in answers]
-    names = groups[0][0] if groups[0] else ()
-    return {name: mean_interval([fmean(one[name] for one in own) for own in groups]) for name in names}
+    figures: Figures = {}
+    for name in dict.fromkeys(name for own in groups for one in own for name in one):
+        values = [[one[name] for one in own if name in one] for own in groups]
+        figures[name] = mean_interval([fmean(own) for own in values if own])
+    return figures
 
 
 def reward_figures(answers: Answers) -> Figures:

@@ -26,8 +26,8 @@ def rollout_figures(groups: Sequence[Group]) -> Stats:
         "unfinished": sum(not r.finished for r in responses) / len(responses),
     }
     counts = [r.completion.episode.counts for r in responses if r.completion.episode is not None]
-    for name in counts[0] if counts else ():
-        figures[f"episode/{name}"] = statistics.fmean(one[name] for one in counts)
+    for name in dict.fromkeys(name for one in counts for name in one):
+        figures[f"episode/{name}"] = statistics.fmean(one[name] for one in counts if name in one)
     parts = {name for response in responses for name in response.score.parts}
     for name in sorted(parts):
         values = [r.score.parts[name] for r in responses if name in r.score.parts]
