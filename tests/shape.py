@@ -18,7 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT = REPOSITORY / "src" / "plaudit"
 
-OPTIONAL = ("importers", "interchange", "page", "preflight", "relabel", "servers", "trackers")
+OPTIONAL = ("adapters", "importers", "interchange", "page", "preflight", "relabel", "servers", "trackers")
 """Rooms that can be removed: no other imports one, but for its command."""
 
 CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "rollout/rollouter.py")
@@ -92,6 +92,7 @@ ROOMS = {
         970,
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
+    "adapters": (200, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),

@@ -47,7 +47,7 @@ LAYERS = (
     {"loop", "evaluate"},
     {"settings"},
     {"executors", "importers", "interchange"},
-    {"trackers", "page", "servers"},
+    {"adapters", "trackers", "page", "servers"},
     {"runs", "relabel"},
     {"preflight"},
     {"commands"},
