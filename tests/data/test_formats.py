@@ -192,6 +192,9 @@ def test_a_row_may_give_the_template_arguments_which_questions_keep_for_judges()
     assert demonstration(row, where="f:1").arguments == given
     asked = question(row, where="f:1")
     assert (asked.arguments, [*asked.extra]) == (given, ["chat_template_kwargs"])
+    for said in ({"enable_thinking": False}, {"budget": 0, "date": None}):  # false and 0 are said, nulls are padding
+        assert demonstration({**row, "chat_template_kwargs": said}, where="f:1").arguments == said
+    assert demonstration({**row, "chat_template_kwargs": {"date": None}}, where="f:1").arguments == {}
 
 
 @pytest.mark.parametrize(

@@ -296,12 +296,12 @@ def unread_keys(turn: Any) -> Iterator[str]:
 
 
 def blank(value: Any) -> bool:
-    """True for empty values: null, NaN (a table's null), an empty text or list, JSON of these, or an object with only
-    empty values."""
+    """True for empty values: null, NaN (a table's null), false, 0, an empty text or list, JSON of these, or an object
+    with only empty values, of which false and 0 are none: a table pads objects with nulls."""
     if isinstance(value, str):
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):
-        return all(map(blank, value.values()))
+        return all(blank(one) and not (isinstance(one, int | float) and one == 0) for one in value.values())
     if isinstance(value, Sized):  # also for NumPy's arrays, which have no truth value
         return len(value) == 0
     return not value or value != value

@@ -80,8 +80,7 @@ class ChatRequest(DrawSettings):
     @property
     def arguments(self) -> dict[str, Any]:
         """The chat template's arguments."""
-        given = json.dumps(self.chat_template_kwargs)  # an object whose values are all false would count as empty
-        return template_arguments({"tools": self.tools, "chat_template_kwargs": given})
+        return template_arguments({"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs})
 
 
 def read(body: Any, *, most: int) -> ChatRequest:

@@ -145,8 +145,7 @@ class Session:
             raise RequestError(str(error), "messages") from error
         if len(tokens) >= self._most:
             raise self._too_long()
-        kwargs = json.dumps(request.chat_template_kwargs)
-        extra = {"tools": request.tools, "chat_template_kwargs": kwargs}
+        extra = {"tools": request.tools, "chat_template_kwargs": request.chat_template_kwargs}
         asked = Prompt(id="", text=text, tokens=tokens, messages=tuple(request.messages), extra=extra)
         number = hashed(self._sampling.seed, *self.prompt.tokens, len(self.branches))
         self.branches.append(Branch(Transcript(asked, chats, forms, most=self._most - len(tokens)), request, number))
