@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -179,7 +180,7 @@ print([dict(group.bundles_by_count[0].bundle) for group in demand])
 
     refused, taken = do(steps())
     assert refused.returncode != 0
-    assert "cannot connect to a cluster" in refused.stderr
+    assert "this run cannot join it" in refused.stderr
     assert not refused.stdout
     assert taken.returncode == 0, taken.stderr
     assert f"[{{'CPU': {asked}}}]" in taken.stdout
@@ -348,6 +349,42 @@ def test_a_process_that_is_ended_for_its_memory_is_lost(environment: dict[str, s
     assert "clerk: " in done.stdout and "memory" in done.stdout, done.stdout
 
 
+JOB = """
+import asyncio
+from plaudit.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from test_ray import Clerk, clerks
+
+async def steps():
+    (clerk,) = await clerks(cluster, 1)
+    for name in ("OF_THE_JOB", "TOKENIZERS_PARALLELISM", "PYTHONPATH"):
+        print(name, await clerk.call(Clerk.variable, name))
+
+cluster = RayRuntime(RuntimeSettings(kind="ray", start_timeout=60.0))
+cluster.start()
+try:
+    asyncio.run(steps())
+finally:
+    cluster.close()
+"""
+
+
+def test_the_variables_of_a_submitted_job_are_joined_with_ours(environment: dict[str, str]) -> None:
+    """As `ray job submit --runtime-env-json` starts its driver: with the variables set, and all of it as JSON. Ray
+    refuses names that both sides set."""
+    path = ":".join((environment["PYTHONPATH"], *FOLDERS))
+    own = {"PYTHONPATH": path, "OF_THE_JOB": "yes", "TOKENIZERS_PARALLELISM": "true"}
+    job = json.dumps({"runtime_env": {"env_vars": own}, "metadata": {"job_name": "one"}})
+    more = {**own, "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
+    done = subprocess.run(
+        [sys.executable, "-c", JOB], env=environment | more, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    assert (found["OF_THE_JOB"], found["TOKENIZERS_PARALLELISM"]) == ("yes", "true")
+    assert set(path.split(":")) <= set(found["PYTHONPATH"].split(":"))
+
+
 def test_a_connection_that_is_not_ours_is_refused_and_left_alone(runtime: Runtime) -> None:
     """Of a notebook that called ray.init: Ray spoke of a second one, and the first was gone."""
     for settings in (SETTINGS, RuntimeSettings(kind="ray", address="auto")):
@@ -381,7 +418,10 @@ RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
 """
         command = [sys.executable, "-c", code]
         refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert f"ValueError: runtime.address={address}: cannot connect to a cluster (Token authentication" in refused.stderr
+    assert (
+        f"ValueError: runtime.address={address}: the cluster answers, and this run cannot join it (Token authentication"
+        in refused.stderr
+    )
     assert "export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN" in refused.stderr
 
 

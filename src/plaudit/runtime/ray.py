@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import math
 import os
 import signal
@@ -74,12 +75,16 @@ class RayRuntime:
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         common["runtime_env"] = _environment(here=settings.address is None)
         if settings.address is not None:
+            check_address(settings.address)
             try:
-                _answering(settings.address)
                 with _sigterm_left_alone():
                     ray.init(address=settings.address, **common)  # with address=auto, it looks for the token too
             except (ConnectionError, ValueError, exceptions.RayError) as error:
-                raise _not_let_in(settings.address, error) from error
+                raise ValueError(
+                    f"runtime.address={settings.address}: the cluster answers, and this run cannot join it ({error}). "
+                    "If it asks for a token: export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or "
+                    "RAY_AUTH_TOKEN"
+                ) from error
         else:
             try:
                 with _sigterm_left_alone(), _processes_apart(), _on_loopback(), _nothing_unused():
@@ -270,7 +275,9 @@ def check_address(address: str) -> None:
     try:
         _answering(address)
     except ConnectionError as error:
-        raise _not_let_in(address, error) from error
+        raise ValueError(
+            f"runtime.address={address}: cannot connect to a cluster ({error}). Is one running (ray start --head)?"
+        ) from error
 
 
 def _answering(address: str) -> None:
@@ -286,13 +293,6 @@ def _answering(address: str) -> None:
         raise ConnectionError(f"{address}: {error.strerror or error}") from error
     except OverflowError as error:  # OverflowError: a port beyond 65535
         raise ConnectionError(f"{address}: {error}") from error
-
-
-def _not_let_in(address: str, error: Exception) -> ValueError:
-    return ValueError(
-        f"runtime.address={address}: cannot connect to a cluster ({error}). Is one running (ray start --head)? If it "
-        "asks for a token: export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-    )
 
 
 @contextlib.contextmanager
@@ -382,4 +382,8 @@ def _environment(*, here: bool) -> dict[str, Any]:
     variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     if here and (loopback := interface_of("127.0.0.1")) is not None:
         variables |= {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-    return {"env_vars": variables}
+    # Of `ray job submit`, whose driver has both: Ray refuses variables of two origins unless it is told that ours are
+    # the last, and the job's own are to count.
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+    return {"env_vars": {**variables, **job.get("env_vars", {}), "PYTHONPATH": path}}
