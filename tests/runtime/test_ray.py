@@ -418,10 +418,8 @@ RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
 """
         command = [sys.executable, "-c", code]
         refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert (
-        f"ValueError: runtime.address={address}: the cluster answers, and this run cannot join it (Token authentication"
-        in refused.stderr
-    )
+    assert f"ValueError: runtime.address={address}: the cluster answers" in refused.stderr
+    assert "cannot join it (Token authentication" in refused.stderr
     assert "export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN" in refused.stderr
 
 
