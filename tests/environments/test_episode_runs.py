@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
 import worlds
+from killed_at import At
 from kills import same_weights
 
 from plaudit import Run, load_settings, run
@@ -89,6 +91,31 @@ def test_an_agents_run_replays_and_is_the_same_on_ray(episodes: Recipe) -> None:
     assert figures(again) == figures(done) and same_weights(again, done)
     there = run(load_settings(episodes("grpo", "ray", environment=agent, runtime=RAY, rollout={"workers": 2})))
     assert there.samples == done.samples and same_weights(there, done)
+
+
+@pytest.mark.parametrize("kind", ["class", "agent"])
+def test_a_lost_worker_leaves_no_trace_in_episodes(kind: str, episodes: Recipe) -> None:
+    """It is killed within an episode, in the second step; what it had under way is drawn again, and the same."""
+    agent = {"kind": "agent", "function": f"{AGENCY}:letters", "max_tokens": 150}
+    more: dict[str, Any] = {"environment": agent} if kind == "agent" else {}
+    whole = run(load_settings(episodes("grpo", "whole", **more)))
+    turns = itertools.count()
+    killer = At(("rollout",), lambda own, method: own.steps == 1 and method == "generate" and next(turns) == 7)
+    settings = load_settings(episodes("grpo", "lost", runtime=RAY, rollout={"workers": 2}, **more))
+    with killer.at_work():
+        done = run(settings, hooks=[killer.hook])
+    assert len(killer.hit) == 1
+    assert done.samples == whole.samples and same_weights(done, whole)
+
+
+def test_episodes_of_older_weights_are_learned_and_replayed(episodes: Recipe) -> None:
+    """Turns of one episode may be of several versions, each token with its own."""
+    ahead = {"record": True, "max_lag": 2, "workers": 2}
+    done = run(load_settings(episodes("grpo", "run", runtime=RAY, rollout=ahead, train={"steps": 4})))
+    assert any(one["lag/max"] for one in done.metrics) and done.metrics[-1]["step"] == 4
+    replay = {"replay": str(done.folder), "max_lag": 2}
+    again = run(load_settings(episodes("grpo", "again", rollout=replay, train={"steps": 4})))
+    assert same_weights(again, done)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,15 +27,14 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
 from faults import HEAD, HEADER, PHASES, WORKERS, Kill, Killer, descendants
+from killed_at import At
 from kills import Task, lasting, same_weights, summary, survive
 from rounds import ROUNDS
 
 from plaudit import Run, load_settings, run
-from plaudit.loop.progress import Moment
 from plaudit.runs.pipeline import merged
 from plaudit.runtime.worker import TooManyFailures
 from plaudit.tasks.demo import DemoFiles
-from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,26 +195,6 @@ def test_every_worker_is_killed_in_every_phase() -> None:
     assert {kill.role for kill in kills} == {"rank", "rollout", "judge", "node", "driver"}
     workers = {(kill.role, kill.phase) for kill in kills if kill.role in WORKERS}
     assert workers == set(itertools.product(WORKERS, PHASES))
-
-
-class At(Killer):
-    """Kills a worker of each of these roles at the first call whose method `when` is true of."""
-
-    def __init__(self, roles: Sequence[str], when: Callable[[Killer, str], bool]):
-        super().__init__([])
-        self.roles, self.when = roles, when
-        self.hit: list[str] = []
-
-    def sent(self, part: str | None, method: str) -> None:
-        if not self.hit and self.when(self, method):
-            for role in self.roles:
-                victim = next(one for one in self.workers if one.name.startswith(WORKERS[role]) and one.alive)
-                self.hit.append(victim.name)
-                os.kill(victim.pid, signal.SIGKILL)
-
-    async def hook(self, moment: Moment) -> Stats:
-        self.steps = moment.progress.step
-        return {}
 
 
 def test_the_rank_and_the_only_rollout_worker_are_lost_together(make_recipe: Recipe, tmp_path: Path) -> None:
