@@ -92,7 +92,7 @@ ROOMS = {
         970,
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
-    "adapters": (200, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
+    "adapters": (190, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
