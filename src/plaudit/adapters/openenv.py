@@ -1,91 +1,78 @@
-"""A client of OpenEnv's servers (package openenv) as an environment; each episode has a session of its own.
+"""Servers of OpenEnv (package openenv) as environments: each episode is a session of its own.
 
     environment:
       function: plaudit.adapters.openenv:Client
       options: {url: "http://127.0.0.1:8000", action: message, observation: text}
 
-    reset(seed) -> the observation, after the row's prompt
-    the policy's message -> {action: content} -> the observation, what the message earned, or the end
+    reset(seed) -> an observation, after the row's prompt
+    the policy's message -> {action: its content} -> an observation, a reward, or the end
 
-Left out: tools (servers of MCP environments are refused), actions of several fields, images.
+Left out: servers of tools (MCP environments), actions of several fields, images, rewards of a reset.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from openenv import GenericEnvClient
 
-from plaudit.environments.base import Turn
-
-FOREVER = 1e6
-"""Seconds that openenv waits for a reply: environment.timeout is over before."""
+from plaudit.environments.base import Message, Turn
 
 
 class Client:
-    """One session of the server at `url`. `action` names the field of its actions that holds the policy's message. The
-    policy reads the field `observation`, or the whole observation without its metadata, as JSON.
+    """A session of the server at `url`. `action` names the field of an action that is the policy's message. The policy
+    reads the observation's field `observation`, or all of it but its metadata, as JSON.
 
-    A message that the server refuses as an action is answered with `error: ...`. Let the server's max_concurrent_envs
-    be at least the number of episodes that are open at once."""
+    A message that the server refuses as an action is answered with an error. The server's max_concurrent_envs limits
+    how many episodes may be open: one too many fails."""
 
     def __init__(self, url: str, action: str = "message", observation: str | None = None):
         self._url, self._action, self._field = url.rstrip("/"), action, observation
-        self._client = GenericEnvClient(base_url=url, message_timeout_s=FOREVER)
-        self._begun: float | None = None
-        """What reset earned."""
+        self._client = GenericEnvClient(base_url=url, message_timeout_s=1e6)  # environment.timeout is over before
         self._socket: Any = None
+        """The connection that reset made."""
 
-    async def reset(self, seed: int) -> str:
-        await self._check()
-        result = await self._answer(self._client.reset(seed=seed))
-        if result.done:
-            await self._client.close()
-            raise ValueError("the server's episode is over after reset")
-        self._begun, self._socket = result.reward, self._client._ws
-        return self._read(result.observation)
-
-    async def step(self, message: dict[str, Any]) -> str | Turn:
-        try:
-            result = await self._answer(self._client.step({self._action: message["content"]}))
-        except RuntimeError as error:
-            if "VALIDATION_ERROR" not in str(error):
-                raise
-            return f"error: {error}"
-        if result.done:
-            await self._client.close()
-            return Turn(done=True, reward=result.reward)
-        said = {"role": "user", "content": self._read(result.observation)}
-        return Turn(messages=[said], reward=result.reward)
-
-    async def get_reward(self) -> float | None:
-        await self._client.close()
-        return self._begun
-
-    async def _check(self) -> None:
-        """Raise ValueError if the server's actions are not this one field: only its schema tells that from an answer
-        that the server refuses."""
+    async def reset(self, seed: int) -> Sequence[Message]:
         async with httpx.AsyncClient(trust_env=False) as http:
             schema = (await http.get(f"{self._url}/schema")).raise_for_status().json()["action"]
         fields, needed = [*schema.get("properties", ())], {*schema.get("required", ())}
         if self._action not in fields or needed - {self._action}:
             raise ValueError(f"{self._url} takes actions of the fields {', '.join(fields)}, not {self._action} only")
+        turn = await self._turn(self._client.reset(seed=seed))
+        self._socket = self._client._ws
+        return turn.messages
 
-    async def _answer(self, asked: Any) -> Any:
-        """Return the server's answer; end the session if there is none, or if it is of another session: openenv begins
-        one, without reset, where the last broke off."""
-        result, error = None, None
+    async def step(self, message: Message) -> Turn:
+        try:
+            return await self._turn(self._client.step({self._action: message["content"]}))
+        except RuntimeError as error:
+            if "VALIDATION_ERROR" not in str(error):
+                raise
+            return Turn(messages=[{"role": "user", "content": f"error: {error}"}])
+
+    async def get_reward(self) -> None:
+        """End the session. The turns have the rewards."""
+        await self._client.close()
+
+    async def _turn(self, asked: Any) -> Turn:
+        """Return what the server answers. If that fails, the session ends here, since get_reward is not called then.
+        Where a connection broke, openenv begins another session without reset, whose answers are of no use."""
+        turn, error = Turn(done=True), None
         try:
             result = await asked
+            if not result.done:
+                turn = Turn(messages=[{"role": "user", "content": self._read(result.observation)}])
         except Exception as found:  # noqa: BLE001 - raised below
             error = found
         if self._socket not in (None, self._client._ws):
             error = ConnectionError("the session broke off between two turns")
         if error is None:
-            return result
-        if "VALIDATION_ERROR" not in str(error):
+            return replace(turn, reward=result.reward)
+        if self._socket is None or "VALIDATION_ERROR" not in str(error):
             await self._client.close()
         raise error
 
