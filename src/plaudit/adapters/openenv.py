@@ -27,8 +27,8 @@ class Client:
     """A session of the server at `url`. `action` names the field of an action that is the policy's message. The policy
     reads the observation's field `observation`, or all of it but its metadata, as JSON.
 
-    A message that the server refuses as an action is answered with an error. The server's max_concurrent_envs limits
-    how many episodes may be open: one too many fails."""
+    A message that the server refuses as an action is answered with an error. All episodes of a step are open at once:
+    let the server's max_concurrent_envs be as many, since one too many fails."""
 
     def __init__(self, url: str, action: str = "message", observation: str | None = None):
         self._url, self._action, self._field = url.rstrip("/"), action, observation
