@@ -250,6 +250,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def table(demo: DemoFiles) -> Any:
+    """A tiny model around which episodes are played, a `playing.Table`."""
+    from playing import Table
+
+    return Table(str(demo.tokenizer))
+
+
 @pytest.fixture
 def tiny() -> Callable[..., dict[str, Any]]:
     """`tiny("llama", mlp_bias=True)`: the family's keys, with what the test changes."""

@@ -27,7 +27,7 @@ from plaudit.support.fields import SettingsError
 
 pytestmark = pytest.mark.slow
 WORLDS = Path(worlds.__file__)
-AGENCY = WORLDS.with_name("agency.py")
+AGENCY = Path(__file__).with_name("agency.py")
 RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 Recipe = Callable[..., dict[str, Any]]
 
