@@ -79,8 +79,8 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        1830,
-        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), agents (460)",
+        1865,
+        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), agents (480)",
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
@@ -92,7 +92,7 @@ ROOMS = {
         970,
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
-    "adapters": (190, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
+    "adapters": (185, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from plaudit.environments.base import Turn
 
@@ -124,3 +124,18 @@ class Nothing:
 
 def untold(a, b):  # type: ignore[no-untyped-def]
     return a
+
+
+class Closes(Echo):
+    """Notes that it was closed; its third episode fails."""
+
+    closed: ClassVar[list[int]] = []
+
+    def step(self, message: dict[str, Any]) -> Turn:
+        if len(self.closed) == 2:
+            raise KeyError("board")
+        return super().step(message)
+
+    async def close(self) -> None:
+        self.closed.append(len(self.lengths))
+        raise RuntimeError("too late to matter")

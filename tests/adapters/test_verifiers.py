@@ -35,10 +35,7 @@ def test_a_task_is_played_by_verifiers_and_its_reward_is_the_episodes(table: Tab
     for answer in answers:
         earned = of(answer).earned
         assert earned is not None and (earned.value, dict(earned.parts)) == (1.0, {"words": 3.0}), earned
-        assert [dict(one) for one in of(answer).messages] == [
-            {"role": "user", "content": "The acting"},
-            {"role": "assistant", "content": "It is 4."},
-        ]
+        assert [dict(one) for one in of(answer).messages] == [{"role": "assistant", "content": "It is 4."}]
         (row,) = of(answer).sequences(table.prompt.tokens)
         assert tuple(row[0]) == tuple(table.prompt.tokens) and answer.finish is Finish.EOS
     assert keys == [name for name in os.environ if "API_KEY" in name], "keys of episodes are gone"
@@ -48,7 +45,7 @@ def test_a_users_second_turn_goes_on_from_the_first(table: Table) -> None:
     (answer,) = play(table, ["It is 3.", "No, 4."], TWICE)
     assert of(answer).earned.value == 1.0  # type: ignore[union-attr]
     assert of(answer).counts == {"turns": 2.0, "branches": 1.0, "refused": 0.0}
-    assert [one["content"] for one in of(answer).messages] == ["The acting", "It is 3.", "Are you sure?", "No, 4."]
+    assert [one["content"] for one in of(answer).messages] == ["It is 3.", "Are you sure?", "No, 4."]
     assert len([*of(answer).sequences(table.prompt.tokens)]) == 1, "one row, as sampled"
 
 

@@ -35,6 +35,13 @@ def test_an_episode_is_sampled_turns_and_what_the_template_writes_between_them(t
         assert of(episode).earned.parts == {"turns": 3.0}
 
 
+def test_every_episode_is_closed_once_and_late_errors_change_nothing(table: Table) -> None:
+    closed = load_object(f"{WORLDS}:Closes.closed")
+    values = [of(table.play("Closes", count=1, most=40)[0]).earned for _ in range(3)]
+    assert closed == [3, 3, 0], "turns of each episode; the third one failed"
+    assert [value is not None and value.failed for value in values] == [False, False, True]
+
+
 def test_only_sampled_tokens_have_log_probs_and_they_are_the_policys(table: Table) -> None:
     (episode,) = table.play("Echo", count=1, most=40)
     sampled = of(episode).sampled

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -54,27 +53,21 @@ class Client:
                 raise
             return Turn(messages=[{"role": "user", "content": f"error: {error}"}])
 
-    async def get_reward(self) -> None:
-        """End the session. The turns have the rewards."""
+    async def close(self) -> None:
+        """End the session."""
         await self._client.close()
 
     async def _turn(self, asked: Any) -> Turn:
-        """Return what the server answers. If that fails, the session ends here, since get_reward is not called then.
-        Where a connection broke, openenv begins another session without reset, whose answers are of no use."""
-        turn, error = Turn(done=True), None
+        """Return what the server answers. Raises ConnectionError if the connection broke: openenv then begins another
+        session without reset, whose answers are of no use."""
         try:
             result = await asked
-            if not result.done:
-                turn = Turn(messages=[{"role": "user", "content": self._read(result.observation)}])
-        except Exception as found:  # noqa: BLE001 - raised below
-            error = found
-        if self._socket not in (None, self._client._ws):
-            error = ConnectionError("the session broke off between two turns")
-        if error is None:
-            return replace(turn, reward=result.reward)
-        if self._socket is None or "VALIDATION_ERROR" not in str(error):
-            await self._client.close()
-        raise error
+        finally:
+            if self._socket not in (None, self._client._ws):
+                raise ConnectionError("the session broke off between two turns")
+        if result.done:
+            return Turn(done=True, reward=result.reward)
+        return Turn(messages=[{"role": "user", "content": self._read(result.observation)}], reward=result.reward)
 
     def _read(self, observation: dict[str, Any]) -> str:
         if self._field is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import inspect
 import secrets
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -38,7 +40,10 @@ OURS = ("client", "base_url", "api_key", "model", "messages")
 NAME = "policy"
 """What the policy's model is called; requests may call it otherwise."""
 AT_ONCE = 256
-"""Most agents at once, each in a thread."""
+"""Most agents at once."""
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
+"""How a client connects: not by the proxies of the environment, which would get the requests, and without loading
+certificates."""
 
 
 class Agents:
@@ -64,49 +69,68 @@ class Agents:
             reason = "asks for a client, and the package openai is missing: pip install openai, or take base_url"
             raise ValueError(f"environment: {settings.function} {reason}")
 
-    async def start(self, row: Mapping[str, Any], *, base_url: str, api_key: str) -> asyncio.Task[Any]:
-        """Call the function in a thread of its own, an async one in an event loop of its own there, so that nothing
-        that it does keeps the run waiting. Wait first until fewer than AT_ONCE are under way."""
+    async def start(self, row: Mapping[str, Any], *, base_url: str, api_key: str) -> asyncio.Future[Any]:
+        """Call the function: a sync one in a thread of its own, an async one in the event loop that all agents share,
+        so that nothing that they do keeps the run waiting. Wait first until fewer than AT_ONCE are under way."""
         about = {"base_url": base_url, "api_key": api_key}
         given = {**copy.deepcopy(dict(row)), **about, "model": NAME}
         given = {name: one for name, one in given.items() if self._every or name in self._named}
         places, loop = self._turns(), asyncio.get_running_loop()
         await places.acquire()
 
-        def call() -> Any:
+        def release(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(places.release)
+
+        call = self._function
+        if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__):
+            work = asyncio.run_coroutine_threadsafe(self._awaited(given, about), _agents_loop())
+            work.add_done_callback(release)
+            return asyncio.wrap_future(work)
+
+        def called() -> Any:
             try:
                 return self._called(given, about)
-            except asyncio.CancelledError as error:  # of its own making
-                raise RuntimeError(f"CancelledError {error}".strip()) from error
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(places.release)
+                release(None)
 
-        return asyncio.ensure_future(in_thread(call))
+        return asyncio.ensure_future(in_thread(called))
+
+    async def _awaited(self, given: Mapping[str, Any], about: Mapping[str, Any]) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            if "client" in self._named:
+                import openai
+
+                client = openai.AsyncOpenAI(**about, timeout=None, http_client=openai.DefaultAsyncHttpxClient(**PLAIN))
+                given = {**given, "client": await stack.enter_async_context(client)}
+            try:
+                return await self._function(**given)
+            except asyncio.CancelledError as error:  # of its own making, or nobody reads it
+                raise RuntimeError(f"CancelledError {error}".strip()) from error
 
     def _called(self, given: Mapping[str, Any], about: Mapping[str, Any]) -> Any:
-        call = self._function
-        waits = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-        if "client" not in self._named:
-            found = call(**given)
-            return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
-        import openai
+        with contextlib.ExitStack() as stack:
+            if "client" in self._named:
+                import openai
 
-        # Without the proxies of the environment, which would get the requests, and without certificates to load.
-        how: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
-        if not waits:
-            with openai.OpenAI(**about, timeout=None, http_client=openai.DefaultHttpxClient(**how)) as client:
-                return call(**given, client=client)
-
-        async def whole() -> Any:
-            web = openai.DefaultAsyncHttpxClient(**how)
-            async with openai.AsyncOpenAI(**about, timeout=None, http_client=web) as client:
-                return await call(**given, client=client)
-
-        return asyncio.run(whole())
+                client = openai.OpenAI(**about, timeout=None, http_client=openai.DefaultHttpxClient(**PLAIN))
+                given = {**given, "client": stack.enter_context(client)}
+            found = self._function(**given)
+            if inspect.isawaitable(found):  # of an async function inside another one
+                return asyncio.run_coroutine_threadsafe(_result(found), _agents_loop()).result()
+            return found
 
 
-async def _awaited(found: Any) -> Any:
+@functools.cache
+def _agents_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all async agents, in a thread of its own. Some libraries have locks that are bound to
+    the first loop they see."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="agents", daemon=True).start()
+    return loop
+
+
+async def _result(found: Any) -> Any:
     return await found
 
 

@@ -5,6 +5,7 @@
         def guess(self, number: int): ...    a tool: its type hints and docstring make the schema that the policy reads
         def step(self, message): ...         -> Turn, or a text: what answers a message that calls no tool
         def get_reward(self): ...            -> what the episode earned at its end, beside the rewards of Turns
+        def close(self): ...                 called at the end of every episode, also of one that failed
 
 Every method may be async, and all are optional, but for one tool or `step`. The shape is that of TRL's environments,
 with `step` and Turn added. Without `step`, a message that calls no tool ends the episode.
@@ -13,6 +14,7 @@ with `step` and Turn added. Without `step`, a message that calls no tool ends th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,7 @@ from plaudit.support.plugins import load_object
 from plaudit.types import Score
 
 Message = dict[str, Any]
-OWN = ("reset", "step", "get_reward")
+OWN = ("reset", "step", "get_reward", "close")
 """Methods that are no tools."""
 
 
@@ -158,6 +160,12 @@ class Environment:
         except Exception as error:
             raise EpisodeError(f"the episode's reward: {explained(error)}") from error
 
+    async def close(self) -> None:
+        """End the environment; what that raises is no failure of the episode, which is over."""
+        if (close := getattr(self._own, "close", None)) is not None:
+            with contextlib.suppress(EpisodeError):
+                await self._called("close", close, {})
+
     def _turn(self, name: str, turn: Any) -> Turn:
         if not isinstance(turn, Turn):
             raise EpisodeError(f"{name} returned a {type(turn).__name__}: return a Turn, or a text to go on")
@@ -199,7 +207,7 @@ async def timed(name: str, call: Callable[..., Any], arguments: Mapping[str, Any
                 raise
             return None, error  # of its own making
 
-    async with turns():
+    async with contextlib.nullcontext() if inspect.iscoroutinefunction(call) else turns():
         try:
             found, error = await asyncio.wait_for(made(), timeout)
         except TimeoutError:

@@ -55,9 +55,12 @@ class Player:
         number = hashed(sampling.seed, *prompt.tokens)
         try:
             environment = await self.world.begin()
-            episode.ask(await environment.reset(row_of(prompt, seed)))
-            await self._turns(episode, environment, replace(sampling, episode=number))
-            earned = await environment.score()
+            try:
+                episode.ask(await environment.reset(row_of(prompt, seed)))
+                await self._turns(episode, environment, replace(sampling, episode=number))
+                earned = await environment.score()
+            finally:
+                await environment.close()
         except EpisodeError as error:
             earned = Score(value=None, reason=str(error))
         return episode.completion(earned)

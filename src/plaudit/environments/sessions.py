@@ -67,7 +67,7 @@ class Session:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has what the engine raised."""
 
-    async def watched(self, work: asyncio.Task[Any]) -> Score:
+    async def watched(self, work: asyncio.Future[Any]) -> Score:
         """Return what the agent's call returns. Raises what the engine raised, whatever the agent made of it; else
         EpisodeError if the agent raises, gets no answer, or is silent for longer than `environment.timeout` while no
         request is open. An agent that raises on a limit has earned 0."""
