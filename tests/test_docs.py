@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 import importlib
 import json
 import re
@@ -225,6 +226,33 @@ def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path, mak
     done = run(load_settings(path, overrides))
     assert done.metrics[-1]["step"] == 1
     assert {"loss/policy", "loss/judge"} & set(done.metrics[-1]), "the step must have trained something"
+
+
+@pytest.mark.parametrize("method", ["reward", "dpo"])
+@pytest.mark.parametrize("shape", ["hh", "alpaca_farm"])
+@pytest.mark.usefixtures("workplace")
+def test_recipes_for_pairs_of_a_folder_run(method: str, shape: str, demo: DemoFiles) -> None:
+    """On folders of the shapes that the hub's repositories of HH and alpaca_farm have."""
+    folder, turn = Path("pairs"), "\n\nHuman: How many is {}?\n\nAssistant: Guess.\n\nHuman: No.\n\nAssistant:"
+    folder.mkdir()
+    for split, count in (("train", 9), ("test", 4)):
+        if shape == "hh":
+            pairs = [
+                {"chosen": turn.format(n) + f" It is {n}.", "rejected": turn.format(n) + " So."} for n in range(count)
+            ]
+            with gzip.open(folder / f"{split}.jsonl.gz", "wt") as file:
+                file.writelines(json.dumps(pair) + "\n" for pair in pairs)
+        else:
+            asked = {"instruction": "Add.", "output_1": "Five.", "output_2": "Four.", "preference": 2}
+            rows = [{**asked, "input": f"{n} and 2"} for n in range(count)]
+            (folder / f"{split}.json").write_text(json.dumps(rows))
+    model = "{model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512}"
+    overrides = [f"model.config={model}", f"model.tokenizer={demo.tokenizer}", "model.path=null", "train.batch_size=4"]
+    overrides += ["name=run", "threads=1", "log.quiet=true", "data.train=pairs", "data.validation=pairs"]
+    done = run(load_settings(f"configs/hh/{method}.yaml", overrides))
+    read = json.loads((done.folder / "data.json").read_text())
+    assert done.metrics[-1]["step"] == 3, "9 pairs, 4 a step"
+    assert "validation/loss" in done.metrics[-1] and str(read).count("'kept': 9") == 1, read
 
 
 SERVES = {"D": DEMONSTRATION, "P": PREFERENCE, "Q": QUESTION, "J": JUDGEMENT}
