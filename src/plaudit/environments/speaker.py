@@ -22,7 +22,6 @@ from plaudit.environments.answers import Forms, Spoken
 from plaudit.environments.calls import call_form
 from plaudit.environments.protocol import ChatRequest, RequestError
 from plaudit.environments.turns import AnswerForm
-from plaudit.rollout.build import build_engine
 from plaudit.rollout.queued import QueuedEngine
 from plaudit.rollout.rollouter import completion_seed
 from plaudit.rollout.settings import VllmStart
@@ -57,6 +56,8 @@ class Speaker:
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, slots: int, engine: str, as_chat: bool | None, say: Say) -> Speaker:
         """Build the engine, "native" or "vllm", for up to `slots` answers at once; `say` is called meanwhile."""
+        from plaudit.rollout.build import build_engine  # loads torch, which `plaudit check` does without
+
         vllm = VllmStart(sleeps=False) if engine == "vllm" else None
         built = build_engine(model, tokenizer, slots=slots, vllm=vllm, say=say)
         assert isinstance(built, QueuedEngine)
