@@ -95,7 +95,7 @@ ROOMS = {
     "adapters": (185, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
     "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
-    "servers": (990, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
+    "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         260,

@@ -94,6 +94,50 @@ def test_ppo_goes_on_without_a_lost_island_and_with_its_successor(make_recipe: R
     assert furthest(*further) < 1e-6, "any strategy goes on from the checkpoint"
 
 
+class InSave(Ends):
+    """Kills the first worker of a name when the `call`-th call of a method of a checkpoint is made after step 3."""
+
+    def __init__(self, name: str, method: str, call: int):
+        super().__init__(name, 0)
+        self.method, self.calls = method, call
+
+    def sent(self, part: str | None, method: str) -> None:
+        if method == self.method and self.seen and self.seen[-1][0] == 3 and self.calls:
+            self.calls -= 1
+            if not self.calls:
+                os.kill(self.named()[0].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("name", "method", "call"), [("training rank", "save", n) for n in (1, 2, 3)])
+def test_a_training_worker_that_dies_in_a_save_costs_nothing_else(
+    name: str, method: str, call: int, make_recipe: Recipe, tmp_path: Path
+) -> None:
+    """Another island writes in its place: the run goes on, and one death is one failure."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "train": {"steps": 6}, "save": {"every": 3}}
+    alone = run(load_settings(make_recipe("sft", tmp_path / "alone", **more)))
+    killer = InSave(name, method, call)
+    runtime = RAY | {"servers": {"count": 2}, "max_failures_per_hour": 1}
+    with killer.at_work():
+        done = run(load_settings(make_recipe("sft", tmp_path / "ray", **more, runtime=runtime)), hooks=[killer.hook])
+    assert killer.calls == 0, "it was killed"
+    assert [step for step, _ in killer.seen] == list(range(1, 7)), "no step is repeated"
+    assert furthest(alone, done) < 1e-6
+    more["train"] = {"steps": 7}
+    recipes = (make_recipe("sft", tmp_path / folder, **more) for folder in ("alone", "ray"))
+    again = [run(load_settings({**recipe, "resume": "latest"})) for recipe in recipes]
+    assert furthest(*again) < 1e-6, "what the others wrote is whole"
+
+
+def test_a_server_that_dies_in_a_save_is_one_failure(make_recipe: Recipe, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"train": {"steps": 6}, "save": {"every": 3}}
+    runtime = RAY | {"servers": {"count": 2}, "max_failures_per_hour": 1}
+    whole = run(load_settings(make_recipe("sft", tmp_path / "whole", **more, runtime=runtime)))
+    killer = InSave("parameter server", "state", 1)
+    with killer.at_work():
+        done = run(load_settings(make_recipe("sft", tmp_path / "killed", **more, runtime=runtime)), hooks=[killer.hook])
+    assert killer.calls == 0 and furthest(whole, done) < 1e-6
+
+
 def test_a_lost_server_takes_the_run_back_to_its_checkpoint(make_recipe: Recipe, tmp_path: Path) -> None:
     servers = {"local_steps": 2, "push": "int8"}
     more: dict[str, Any] = {"train": {"steps": 6}, "save": {"every": 3}, "runtime": RAY | {"servers": servers}}

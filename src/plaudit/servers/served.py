@@ -225,7 +225,16 @@ class Served(Learners):
 
     async def save(self, path: Path) -> dict[str, Any]:
         """Wait until all islands are idle, then let each write its state; the first also writes the servers'. Return
-        the rest of the state. Pushes that came too late for the last step are not saved."""
+        the rest of the state. Pushes that came too late for the last step are not saved. If an island is lost
+        meanwhile, the others write again. Raises a server's WorkerLost."""
+        while True:
+            try:
+                return await self._saved(path)
+            except WorkerLost:
+                if not all(server.alive for server in self.servers.workers):
+                    raise
+
+    async def _saved(self, path: Path) -> dict[str, Any]:
         await self.team.idle()
         islands, values = await self.team.refresh(), list[dict[str, Any]]()
         replies = self.team.ask_servers(ServerPart.state, self.role)
