@@ -31,8 +31,8 @@ from plaudit.data.write import write_rows
 from plaudit.support import gym
 
 SEEDS = (1, 2, 3)
-"""Of order and samples. Questions are the same but for one or two, since reasoning-gym counts up from its seed. Settings
-were tuned on seed 0 and the split `validation`."""
+"""Of order and samples. Questions are the same but for one or two, since reasoning-gym counts up from its seed.
+Settings were tuned on seed 0 and the split `validation`."""
 TASKS = {
     "gcd": "max_value=100",
     "letter_counting": "min_words=3&max_words=6",
