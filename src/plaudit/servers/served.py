@@ -231,7 +231,7 @@ class Served(Learners):
             try:
                 return await self._saved(path)
             except WorkerLost:
-                if not all(server.alive for server in self.servers.workers):
+                if not all(server.alive for server in self.team.servers.workers):
                     raise
 
     async def _saved(self, path: Path) -> dict[str, Any]:
