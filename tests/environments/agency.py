@@ -151,7 +151,7 @@ async def changes(base_url: str, api_key: str, messages: list[Message]) -> float
 
 
 async def recovers(base_url: str, api_key: str, messages: list[Message]) -> float:
-    """Is told that a question is too long, and asks a shorter one."""
+    """Asks a question that is too long, then a shorter one."""
     long = {"role": "user", "content": "very long " * 200}
     assert (await asked(base_url, api_key, [long])).status_code == 400
     await said(base_url, api_key, messages)

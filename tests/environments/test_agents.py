@@ -100,7 +100,7 @@ def test_the_same_request_has_the_same_reply(table: Table) -> None:
 def test_branches_at_once_are_rows_of_their_own(table: Table) -> None:
     for answer in play(table, "splits"):
         rows = [*of(answer).sequences(table.prompt.tokens)]
-        assert len(rows) == 2 and of(answer).counts["turns"] == 3, "one goes on, the other begins anew"
+        assert len(rows) == 2 and of(answer).counts["turns"] == 3, "one request goes on, the other begins a branch"
         assert sum(of(answer).sampled) == answer.length
         assert [end + 1 for end in of(answer).ends][1:] == [rows[0][1].stop, len(answer.tokens)]
         assert tuple(rows[1][0])[: len(table.prompt.tokens)] == tuple(rows[0][0]) == table.prompt.tokens

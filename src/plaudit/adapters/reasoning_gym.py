@@ -1,4 +1,4 @@
-"""Questions of the package reasoning-gym with several tries: a wrong answer is told so.
+"""Questions of the package reasoning-gym with several tries: after a wrong answer the policy may answer again.
 
 data: {train: "reasoning_gym:chain_sum", as_chat: true}
 environment: {function: "plaudit.adapters.reasoning_gym:Tries", options: {tries: 3}}

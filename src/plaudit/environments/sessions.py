@@ -77,6 +77,7 @@ class Session:
             busy = before != self._requests or any(not task.done() for *_, task in self._replies.values())
             silent, before = 0.0 if busy else silent + min(TICK, timeout), self._requests
             if silent >= timeout:
+                work.cancel()
                 raise LateError(f"the agent asked nothing for {timeout:g} s (environment.timeout)")
         if self._broken.done():
             self._broken.result()
@@ -131,7 +132,7 @@ class Session:
             if not branch.text.observe(request.messages[len(branch.heard) :]):
                 raise self._too_long()
         except EpisodeError:
-            return None  # the template cannot show them behind the answer: it writes the whole chat anew
+            return None  # the template cannot show them after the answer, so a new branch begins
         branch.waits = True
         return branch
 
