@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
 import logging
 from dataclasses import replace
@@ -18,7 +19,7 @@ from test_chat_server import THINKS
 
 from plaudit.data.chat import Chats
 from plaudit.data.settings import DataSettings
-from plaudit.environments.agents import AgentPlayer, Agents, world_of
+from plaudit.environments.agents import AgentPlayer, Agents, _agents_loop, world_of
 from plaudit.environments.base import World
 from plaudit.environments.episodes import Player
 from plaudit.environments.settings import EnvironmentSettings
@@ -30,7 +31,7 @@ AGENCY = str(Path(agency.__file__))
 
 
 def settings(name: str, **more: Any) -> EnvironmentSettings:
-    own = {"kind": "agent", "max_tokens": 300, "timeout": 5.0, **more}
+    own = {"kind": "agent", "max_tokens": 300, **more}
     return EnvironmentSettings(function=f"{AGENCY}:{name}", **own)
 
 
@@ -39,6 +40,13 @@ def play(table: Table, name: str, count: int = 2, engine: Any = None, **more: An
     plan = [Sampling(seed=seed, **sampling) for seed in range(count)]
     player = AgentPlayer(engine or table.engine, table.chats, Agents(settings(name, **more)))
     return asyncio.run(player.play(table.prompt, plan))
+
+
+def nothing_logged(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether asyncio had no exception to log that nobody read."""
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), _agents_loop()).result()
+    gc.collect()
+    return not caplog.records
 
 
 def rewards(answers: list[Completion]) -> list[Any]:
@@ -146,13 +154,18 @@ def test_limits_refuse_a_request_and_leave_the_episode_unfinished(
         ("verbose", "leave no room for an answer within"),
     ],
 )
-def test_a_broken_agent_fails_its_episode_alone(name: str, reason: str, table: Table) -> None:
-    for answer in play(table, name, timeout=0.5):
+def test_a_broken_agent_fails_its_episode_alone(
+    name: str, reason: str, table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    for answer in play(table, name, **({"timeout": 0.5} if name == "silent" else {})):
         failure = of(answer).failure
         assert failure is not None and reason in str(failure.reason)
+    assert nothing_logged(caplog)
 
 
-def test_what_the_engine_raises_is_raised_whatever_the_agent_makes_of_it(table: Table) -> None:
+def test_what_the_engine_raises_is_raised_whatever_the_agent_makes_of_it(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
     """So that lost answers are drawn again, and no agent is blamed."""
 
     class Lost(table.engine.__class__):  # type: ignore[misc, name-defined]
@@ -164,6 +177,7 @@ def test_what_the_engine_raises_is_raised_whatever_the_agent_makes_of_it(table: 
     for name in ("stubborn", "fails"):
         with pytest.raises(ConnectionError, match="worker is lost"):
             play(table, name, engine=engine)
+    assert nothing_logged(caplog)
 
 
 def test_figures_are_of_the_episodes_that_have_them(table: Table) -> None:

@@ -105,7 +105,10 @@ class Agents:
                 given = {**given, "client": await stack.enter_async_context(client)}
             try:
                 return await self._function(**given)
-            except asyncio.CancelledError as error:  # of its own making, or nobody reads it
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # by us, who read no result
+                    raise
                 raise RuntimeError(f"CancelledError {error}".strip()) from error
 
     def _called(self, given: Mapping[str, Any], about: Mapping[str, Any]) -> Any:

@@ -73,6 +73,7 @@ class Session:
         request is open. An agent that raises on a limit has earned 0."""
         timeout, silent, before = self._settings.timeout, 0.0, 0
         both: set[asyncio.Future[Any]] = {work, self._broken}
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, or asyncio would log it
         while not (await asyncio.wait(both, timeout=min(TICK, timeout), return_when=asyncio.FIRST_COMPLETED))[0]:
             busy = before != self._requests or any(not task.done() for *_, task in self._replies.values())
             silent, before = 0.0 if busy else silent + min(TICK, timeout), self._requests
