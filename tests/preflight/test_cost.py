@@ -77,6 +77,25 @@ def test_ranks_share_the_batch_and_add_up_gradients() -> None:
     assert two["publish"] == pytest.approx(4 * numbers / 1e6)
 
 
+def test_a_sum_crosses_the_network_where_its_ranks_are_on_several_machines() -> None:
+    """Machines of 2 devices. Ranks of one row are neighbours: 2 of a tensor group are on one machine, while the same
+    matrix's gradients are summed over both machines."""
+    links = {"all_reduce": Link(0.0, 1e9), "all_gather": Link(0.0, 1e9), "store": Link(0.0, 1e9)}
+    slow = links | {"network": Link(0.0, 1e6)}
+    at = Placement(ray=True, ranks=2, tensor=2, workers=0)
+
+    def seconds(links: dict[str, Link], of: Placement) -> dict[str, float]:
+        return dict(Costs(settings(), profile(devices=2, links=links), 4).calls(of))
+
+    fast, found = seconds(links, at), seconds(slow, at)
+    numbers = Costs(settings(), profile(), 4).policy.parameters
+    summed = 2 * 4 * numbers / 2  # bytes: two updates of half of the weights, a ring of two
+    assert found["policy trains"] - fast["policy trains"] == pytest.approx(summed / 1e6 - summed / 1e9, rel=0.02)
+    assert found["reference scores"] == fast["reference scores"], "a row's activations stay on a machine"
+    wide = Placement(ray=True, ranks=1, tensor=4, workers=0)
+    assert seconds(slow, wide)["reference scores"] > 2 * seconds(links, wide)["reference scores"]
+
+
 @pytest.mark.parametrize("words", [(), ("rollout.max_lag=1",)])
 @pytest.mark.parametrize("cores", [2, 4])
 def test_no_placement_promises_more_than_the_cores_can_do(cores: int, words: tuple[str, ...]) -> None:

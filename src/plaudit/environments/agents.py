@@ -42,8 +42,7 @@ NAME = "policy"
 AT_ONCE = 256
 """Most agents at once."""
 PLAIN: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
-"""How a client connects: not by the proxies of the environment, which would get the requests, and without loading
-certificates."""
+"""How a client connects: not by proxies, which would get the requests, and without loading certificates."""
 
 
 class Agents:
@@ -106,8 +105,7 @@ class Agents:
             try:
                 return await self._function(**given)
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():  # by us, who read no result
+                if (task := asyncio.current_task()) and task.cancelling():  # by us, who read no result
                     raise
                 raise RuntimeError(f"CancelledError {error}".strip()) from error
 

@@ -73,8 +73,8 @@ class Generation:
         """Set `bundles` and the transport. `share`: an equal share of the CPUs, for settings that reserve none."""
         self.transport: Transport = transport_of(self.settings.runtime, gpus=False)
 
-    def sharers(self, place: int) -> int:
-        """Return how many processes use the devices of the rank in bundle `place`, the rank included."""
+    def sharers(self, rank: int) -> int:
+        """Return how many processes use a rank's devices, the rank included."""
         return 1
 
     async def open(self, ranks: Awaitable[None]) -> None:
@@ -126,8 +126,8 @@ class Apart(Generation):
 class Sharing(Generation):
     """Rollout workers on the ranks' devices. They sleep while ranks train; ranks are offloaded while they sample."""
 
-    def sharers(self, place: int) -> int:
-        return 1 + sum(number % self.settings.runtime.ranks == place for number in range(self.count))
+    def sharers(self, rank: int) -> int:
+        return 1 + sum(number % self.settings.runtime.ranks == rank for number in range(self.count))
 
     async def open(self, ranks: Awaitable[None]) -> None:
         if self.vllm:
@@ -137,11 +137,11 @@ class Sharing(Generation):
             await super().open(ranks)
 
     async def start(self, number: int) -> Worker[RolloutWorker]:
-        place, group = number % self.settings.runtime.ranks, self.ranks.group
-        how: dict[str, Any] = {"name": f"rollout worker {number}", "group": group, "place": place}
-        how |= {"threads": self.ranks.threads(self.ranks.bundles[place]), "sharers": self.sharers(place)}
-        await self.runtime.placed(group, within=None)  # ranks wait for it too, within their own limit
+        rank = number % self.settings.runtime.ranks
+        while not await self.runtime.placed(self.ranks.group, within=None):  # ranks wait too, within their own limit
+            pass  # it was replaced by another
         await self.pool.awake.wait()  # needs no limit: if a rank hangs, its calls time out
+        how = self.ranks.place(rank) | {"name": f"rollout worker {number}", "sharers": self.sharers(rank)}
         with self.pool.joining():  # `training` waits for it
             return await self.runtime.spawn(make_rollout_worker, self.recipe, say=self.say, **how)
 

@@ -8,16 +8,18 @@ Left out: reserving their resources, and the loss of a rank (`ray.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import itertools
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.executors.base import Plan
 from plaudit.executors.collected import spread
 from plaudit.executors.inside import SamplingRank
+from plaudit.executors.together import Ranks, arrangement, joined, levels, split, where
 from plaudit.executors.trainer import RankProcess
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.resources import Resources, reserved, shown
 from plaudit.runtime.settings import TRAIN, RuntimeSettings
 from plaudit.runtime.worker import reason_of
 from plaudit.settings.tree import Settings, to_plain
@@ -70,8 +72,10 @@ class RankGroups:
         self.rank_groups, self.runtime, self.threads = rank_groups(settings), runtime, threads
         self.worker_groups: list[RayWorkerGroup[RankProcess]] = []
         self.bundles: list[Resources] = []
+        self.together: list[Ranks] = []
+        """The ranks of each bundle of the placement group."""
         self.group: Any = None
-        """The placement group of the bundles, once it is reserved."""
+        """The placement group, once it is reserved."""
         self._formed = asyncio.Event()
 
     @property
@@ -80,6 +84,44 @@ class RankGroups:
 
     def reserve(self, share: Resources) -> None:
         self.bundles = [reserved(one, share) for one in self.reservations]
+
+    def arranged(self, beside: Sequence[Resources], sharers: Callable[[int], int]) -> list[Ranks]:
+        """Return which ranks shall share a bundle, and with it a node. `beside`: what others reserve; `sharers`: the
+        number of processes that share a rank's devices. A GPU that two processes share is a fraction to Ray, which
+        might give both halves of one to two ranks of a bundle; so each rank has its own bundle then."""
+        halves = any("GPU" in bundle and sharers(rank) > 1 for rank, bundle in enumerate(self.bundles))
+        firsts = itertools.accumulate((group.runtime.ranks for group in self.rank_groups), initial=0)
+        meshes = zip(self.rank_groups, firsts, strict=False)
+        wanted = () if halves else (level for group, first in meshes for level in levels(group.runtime, first))
+        return arrangement(self.runtime.nodes(), self.bundles, wanted, beside=beside)
+
+    def reserve_together(self, together: list[Ranks]) -> None:
+        """Reserve a bundle for each of these groups of ranks, in place of earlier ones."""
+        if self.group is not None:
+            self.runtime.give_back(self.group)
+        self.together, self.group = together, self.runtime.reserve(joined(self.bundles, together))
+
+    def place(self, number: int) -> dict[str, Any]:
+        """Return where to spawn what uses the devices of a rank."""
+        place = next(place for place, ranks in enumerate(self.together) if number in ranks)
+        bundle = self.bundles[number]
+        parts = len(self.together[place])
+        return {"group": self.group, "place": place, "parts": parts, "threads": self.threads(bundle)}
+
+    def placed(self) -> Iterator[str]:
+        """Yield where the ranks are, if on several nodes, and a warning if ranks of one row are."""
+        for ranks, worker_group in zip(self.rank_groups, self.worker_groups, strict=True):
+            nodes, width = [worker.node for worker in worker_group.workers], ranks.runtime.width
+            if len({*nodes}) > 1:
+                yield where(ranks.name, nodes)
+            if count := split(width, nodes):
+                room = shown(joined([self.bundles[0]] * width, [tuple(range(width))])[0])
+                yield (
+                    f"{count} of {len(nodes) // width} groups of {width} {ranks.name} ranks that compute each row "
+                    f"together (runtime.mesh: tensor, context) are on several nodes, and each layer waits for the "
+                    f"network. A group needs {room} on one node: reserve less (runtime.resources_per_worker), or use "
+                    "larger nodes"
+                )
 
     def __str__(self) -> str:
         return ", ".join(f"{group.runtime.ranks} {group.name}" for group in self.rank_groups)
@@ -111,16 +153,16 @@ class RankGroups:
         returns the number of processes that share the devices of a bundle."""
         from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
-        place, started = 0, []
+        first, started = 0, []
         samples = self.rank_groups[0].settings.samples and self.rank_groups[0].runtime.inside
         for ranks in self.rank_groups:
             recipe = to_plain(ranks.settings) | {"resume": None}
             for number in range(ranks.runtime.ranks):
-                common: dict[str, Any] = {"name": f"{ranks.name} rank {number}", "group": self.group, "place": place}
-                common |= {"threads": self.threads(self.bundles[place]), "sharers": sharers(place)}
+                common = self.place(first + number) | {"sharers": sharers(first + number)}
                 kind = SamplingRank if samples and ranks is self.rank_groups[0] else RankProcess
-                started.append(self.runtime.spawn(kind, recipe, plan, ranks.roles, **common))
-                place += 1
+                name = f"{ranks.name} rank {number}"
+                started.append(self.runtime.spawn(kind, recipe, plan, ranks.roles, name=name, **common))
+            first += ranks.runtime.ranks
         found = await asyncio.gather(*started)
         if plan.resume is not None:
             await spread(found, plan.checkpoints, plan.resume)

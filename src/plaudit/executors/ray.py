@@ -24,6 +24,7 @@ from plaudit.executors.pinned import pinned
 from plaudit.executors.processes import PROCESS, load_judge
 from plaudit.executors.ranks import RankGroups
 from plaudit.executors.scoring import Scoring, reserving
+from plaudit.executors.together import joined
 from plaudit.executors.trainer import RankProcess
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
@@ -33,7 +34,15 @@ from plaudit.rewards.judge import JudgeReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.resources import Resources, check_gpus, check_memory, crowded, equal_share, small_store
+from plaudit.runtime.resources import (
+    Resources,
+    check_gpus,
+    check_memory,
+    crowded,
+    equal_share,
+    packed,
+    small_store,
+)
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.supervisor import NODES, PAUSE
 from plaudit.runtime.worker import Doing, Failures, NodeLost
@@ -108,7 +117,8 @@ class RayExecutor:
             check_gpus(runtime.nodes(), self.ranks.bundles)
         if advice := crowded(runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
             self.say(advice)
-        self.ranks.group = runtime.reserve(self.ranks.bundles)
+        beside = [*generation.bundles, *self.scoring.bundles]
+        self.ranks.reserve_together(self.ranks.arranged(beside, generation.sharers))
         self.scoring.open()
         await generation.open(self._form())
         await self.mirrors.open()
@@ -118,6 +128,7 @@ class RayExecutor:
         same = len(self.ranks.bundles) == len(self.ranks.worker_groups) and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
+        self._say_where()
         if generation.count and self.settings.runtime.weights == "store":
             size = (await self.ranks.training.each(RankProcess.packed_bytes))[0]
             if advice := small_store(runtime.nodes(), size):
@@ -131,9 +142,14 @@ class RayExecutor:
         await self.generation.sampling()  # a rank may have been lost within `training`
         self.back = await self.mirrors.back(plan)
         self.say(f"{len(self.ranks.bundles)} training workers are ready again")
+        self._say_where()
         return True
 
     # --- ranks
+
+    def _say_where(self) -> None:
+        for line in self.ranks.placed():
+            self.say(line)
 
     async def _form(self) -> None:
         for nodes in itertools.count(1):
@@ -154,9 +170,20 @@ class RayExecutor:
         until = loop.time() + timeout
         while not await self.runtime.placed(self.ranks.group, within=min(ROOM_AFTER, timeout)):
             self._ranks_have_room.clear()
+            if self._rearranged():
+                continue
             if not self._vacated("gives way to the training workers") and loop.time() >= until:
                 raise self.runtime.no_room(self.ranks.bundles, what=f"{len(self.ranks.bundles)} training workers")
         self._ranks_have_room.set()
+
+    def _rearranged(self) -> bool:
+        """If the living nodes can hold the ranks only with fewer of them together, reserve that."""
+        groups = self.ranks.arranged((), self.generation.sharers)
+        smaller = len(groups) > len(self.ranks.together)
+        if smaller and packed(self.runtime.nodes(), joined(self.ranks.bundles, groups)):
+            self.ranks.reserve_together(groups)
+            return True
+        return False
 
     # --- rewards
 

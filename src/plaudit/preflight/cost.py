@@ -151,7 +151,7 @@ class Costs:
         summed = 0.0
         if at.shards > 1:
             ring = _ring(at.shards) / (2 if at.sharded else 1)
-            summed = self.link("all_reduce", at.shards).seconds(4 * numbers / at.tensor * ring)
+            summed = self.link("all_reduce", at.trains_on).seconds(4 * numbers / at.tensor * ring)
         each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
         return epochs * parts * each
 
@@ -164,18 +164,20 @@ class Costs:
         config = self.config_of(role)
         if at.sharded:
             gathered = self.width * config.parameters / at.tensor * _ring(at.shards) / 2
-            seconds += moves * asked.passes * self.link("all_gather", at.shards).seconds(gathered)
+            seconds += moves * asked.passes * self.link("all_gather", at.trains_on).seconds(gathered)
         heads = config.head_dim * (config.heads + config.kv_heads)  # half of query, key, value and output
-        for ranks, rows in ((at.tensor, config.width / at.context), (at.context, heads / at.width / 2)):
+        cuts = ((at.tensor, at.tensor, config.width / at.context), (at.context, at.width, heads / at.width / 2))
+        for ranks, within, rows in cuts:
             if ranks > 1:
-                size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", ranks)
+                size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", within)
                 seconds += 2 * moves * config.layers * (link.latency * asked.passes + size / link.bandwidth)
         return seconds
 
-    def link(self, name: str, ranks: int) -> Link:
-        """The named link; the network's, if known, for more ranks than a machine has devices; else `all_reduce`."""
+    def link(self, name: str, within: int) -> Link:
+        """The named link; the network's, if known, between ranks that are `within` that many neighbours, if a machine
+        has fewer devices (ranks of one row are on one node where they fit); else `all_reduce`."""
         links = self.profile.links
-        name = "network" if "network" in links and ranks > self.profile.devices else name
+        name = "network" if "network" in links and within > self.profile.devices else name
         return links.get(name, links["all_reduce"])
 
     def _called(self, at: Placement) -> float:

@@ -136,8 +136,8 @@ class RayRuntime:
         check_room(self.nodes(), bundles, what=what)
 
     def reserve(self, bundles: Sequence[Resources]) -> Any:
-        """Return a placement group with one bundle per worker, on one node if they fit. Ray's autoscaler sees the
-        request; after the loss of a node, Ray looks for room on others."""
+        """Return a placement group, on one node if the bundles fit; a bundle always is on one. Ray's autoscaler sees
+        the request; after the loss of a node, Ray looks for room on others."""
         group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
         self._groups.append(group)
         return group
@@ -181,14 +181,15 @@ class RayRuntime:
         place: int,
         threads: int,
         sharers: int = 1,
+        parts: int = 1,
         say: Callable[[str], None] = lambda text: None,
     ) -> RayWorker[Kind]:
-        """Start a process with `make(*arguments)` inside, in bundle `place` of a reserved group; `sharers` processes
-        share the bundle. Raises the error of `make`, WorkerLost, or NodeLost if its node is lost."""
+        """Start a process with `make(*arguments)` inside, in bundle `place` of a reserved group, of whose `parts` equal
+        parts `sharers` processes share one. Raises the error of `make`, WorkerLost, or NodeLost if its node is lost."""
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # Threads that wait by spinning, as torch's do for a while, take cores from others unless these are their own.
-        if sharers > 1 or threads > bundle.get("CPU", 0.0):
+        if sharers > 1 or threads > part_of(bundle, "CPU", parts):
             variables["OMP_WAIT_POLICY"] = "PASSIVE"
         # The user's setting applies there too: last bits depend on whether there are kernels.
         variables |= {
@@ -197,8 +198,8 @@ class RayRuntime:
             if name in os.environ
         }
         options = {
-            "num_cpus": part_of(bundle, "CPU", sharers),
-            "num_gpus": part_of(bundle, "GPU", sharers),
+            "num_cpus": part_of(bundle, "CPU", sharers * parts),
+            "num_gpus": part_of(bundle, "GPU", sharers * parts),
             "runtime_env": {"env_vars": variables},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
         }

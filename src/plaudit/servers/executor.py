@@ -154,8 +154,7 @@ class ServerExecutor(RayExecutor):
         return GroupWorker(names[0] if size == 1 else f"island {number}", worker_group)
 
     async def _served_rank(self, number: int) -> Any:
-        name, threads = f"training rank {number}", self._threads(self.ranks.bundles[number])
-        where: dict[str, Any] = {"name": name, "group": self.ranks.group, "place": number, "threads": threads}
+        where = self.ranks.place(number) | {"name": f"training rank {number}"}
         return await self.runtime.spawn(ServedProcess, self.recipe, self.plan, self.ranks.rank_groups[0].roles, **where)
 
     def models(self) -> Models:

@@ -1,0 +1,82 @@
+"""Where the ranks of a mesh are placed, on real raylets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
+    pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
+
+from faults import HEAD
+from kills import same_weights
+
+from plaudit import Run, load_settings, run
+
+Recipe = Callable[..., dict[str, Any]]
+NODE = {"object_store_memory": 100 << 20, "include_log_monitor": False}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"num_cpus": 3})
+    cluster.add_node(num_cpus=3, **NODE)
+    yield cluster
+    cluster.shutdown()
+
+
+def trained(recipe: dict[str, Any]) -> tuple[Run, str]:
+    done = run(load_settings(recipe))
+    return done, (done.folder / "log.txt").read_text()
+
+
+def test_ranks_of_one_row_share_a_node(cluster: Any, make_recipe: Recipe, tmp_path: Path) -> None:
+    """Of two nodes of 3 CPUs each holds one of two tensor groups: without bundles of two, Ray takes 3 + 1."""
+    mesh: dict[str, Any] = {"kind": "ray", "num_training_workers": 2, "mesh": {"tensor": 2}}
+    mesh |= {"resources_per_worker": {"CPU": 1}}
+    recipe = make_recipe("sft", tmp_path / "two", runtime=mesh | {"address": cluster.address})
+    done, said = trained(recipe)
+    ((one, other),) = re.findall(r"training ranks 0-1 on node (\w+), 2-3 on node (\w+)", said)
+    assert one != other
+    assert "waits for the network" not in said
+    here, _ = trained(make_recipe("sft", tmp_path / "here", runtime=mesh | {"resources_per_worker": {"CPU": 0.5}}))
+    assert same_weights(here, done)
+
+
+def test_what_no_node_can_hold_is_said(cluster: Any, make_recipe: Recipe, tmp_path: Path) -> None:
+    mesh: dict[str, Any] = {"kind": "ray", "num_training_workers": 1, "mesh": {"tensor": 2}}
+    mesh |= {"resources_per_worker": {"CPU": 2}, "address": cluster.address}
+    _, said = trained(make_recipe("sft", tmp_path, runtime=mesh))
+    assert "1 of 1 groups of 2 training ranks that compute each row together" in said
+    assert "A group needs 4 CPU on one node" in said
+
+
+def test_a_group_is_divided_when_the_only_node_for_it_is_lost(make_recipe: Recipe, tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
+    large = cluster.add_node(num_cpus=2, **NODE)
+
+    def lose(moment: Any) -> None:
+        if moment.progress.step == 2 and large in cluster.list_all_nodes():
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, **NODE)
+            cluster.remove_node(large, allow_graceful=False)
+
+    mesh: dict[str, Any] = {"kind": "ray", "num_training_workers": 1, "mesh": {"tensor": 2}, "heartbeat_timeout": 3}
+    mesh |= {"resources_per_worker": {"CPU": 1}, "address": cluster.address, "start_timeout": 120}
+    more: dict[str, Any] = {"train": {"steps": 4}, "save": {"every": 2}}
+    try:
+        done = run(load_settings(make_recipe("sft", tmp_path / "lost", runtime=mesh, **more)), hooks=[lose])
+    finally:
+        cluster.shutdown()
+    said = (done.folder / "log.txt").read_text()
+    assert "training ranks 0 on node" in said.partition("1 of 1 groups of 2 training ranks")[0]
+    assert done.metrics[-1]["step"] == 4
