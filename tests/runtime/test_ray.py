@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -30,7 +32,7 @@ prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
 from plaudit.runtime import stage  # noqa: E402
-from plaudit.runtime.ray import RayRuntime  # noqa: E402
+from plaudit.runtime.ray import RayRuntime, check_address  # noqa: E402
 from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
 from plaudit.runtime.ray_worker_group import RayWorkerGroup  # noqa: E402
 from plaudit.runtime.resources import ResourcesError  # noqa: E402
@@ -60,6 +62,14 @@ class Clerk:
 
     def fail(self) -> None:
         raise KeyError("no such file")
+
+    def die(self, how: str) -> None:
+        print("the pen is empty", file=sys.stderr, flush=True)
+        if how == "leaves":
+            sys.exit(4)
+        if how == "crashes":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def work(self, seconds: float) -> int:
         time.sleep(seconds)
@@ -267,6 +277,35 @@ def test_answers_and_exceptions_are_the_workers_own(runtime: Runtime) -> None:
     do(steps())
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("crashes", "ended by SIGSEGV in string_at (__init__.py:"), ("is killed", "ended at once, as by SIGKILL")],
+)
+def test_how_a_process_ended_is_said_with_its_last_lines(how: str, reason: str, runtime: Runtime) -> None:
+    cluster, run = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        with pytest.raises(WorkerLost) as lost:
+            await clerk.call(Clerk.die, how)
+        assert lost.value.reason.startswith(reason)
+        assert lost.value.reason.endswith("; its stderr ends: the pen is empty")
+
+    run(steps())
+
+
+def test_a_worker_that_calls_exit_raises_it_and_lives(runtime: Runtime) -> None:
+    cluster, run = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        with pytest.raises(RuntimeError, match=r"SystemExit\(4\)"):
+            await clerk.call(Clerk.die, "leaves")
+        assert await clerk.call(Clerk.answer, "well?") == "WELL?"
+
+    run(steps())
+
+
 def test_what_a_worker_does_while_it_starts_is_told_to_the_end(runtime: Runtime) -> None:
     """Also what it comes to in the moment in which it is ready."""
     cluster, do = runtime
@@ -406,10 +445,43 @@ def test_an_address_where_no_cluster_is_is_said_at_once(monkeypatch: pytest.Monk
         RayRuntime(RuntimeSettings(kind="ray", address="nonsense")).start()
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(None, "no answer within 0.3 s"), (b"HTTP/1.1 400 Bad\r\n\r\n", "is no head of Ray"), (b"", "no head")],
+)
+def test_what_listens_and_is_no_head_is_given_up(
+    answer: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would wait for a head that accepts connections and says nothing, as a stopped one does."""
+    monkeypatch.setattr("plaudit.runtime.ray.CONNECT", 0.3)
+    held = list[socket.socket]()
+
+    def accept(server: socket.socket) -> None:
+        held.append(server.accept()[0])
+        if answer is not None:
+            held[0].recv(100)
+            held[0].sendall(answer)
+            held[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=[server], daemon=True).start()
+        with pytest.raises(ValueError, match=said):
+            check_address(f"127.0.0.1:{server.getsockname()[1]}")
+
+
 def test_a_token_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     environment |= {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+
+    def accept(server: socket.socket) -> None:
+        """Answer as an HTTP/2 server, and no more."""
+        while True:
+            held.append(server.accept()[0])
+            held[-1].sendall(b"\0\0\0\x04" + bytes(5))
+
+    held = list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=[server], daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code = f"""
 from plaudit.runtime.settings import RuntimeSettings

@@ -46,6 +46,14 @@ def test_an_equal_share_is_the_most_of_which_all_find_room(
     assert packed(of(*cpus), [{"CPU": share}] * processes) == any(cpus)
 
 
+def test_a_share_with_which_nothing_would_start_is_refused_with_the_sum() -> None:
+    assert equal_share(of(2), 40) == {"CPU": 0.05}
+    with pytest.raises(ResourcesError, match=r"41 processes .* 0\.04 CPU each of the 2 CPU"):
+        equal_share(of(2), 41)
+    with pytest.raises(ResourcesError, match=r"0\.03 CPU each of the 0\.1 CPU .* 0\.05"):
+        equal_share(of(2), 3, beside=of(1.9))
+
+
 @pytest.mark.parametrize(
     ("nodes", "processes", "share"),
     [
@@ -117,8 +125,8 @@ def test_people_are_told_of_far_more_threads_than_cpus() -> None:
 
 
 def test_more_processes_than_there_is_memory_to_start_are_refused_with_the_sums() -> None:
-    """Their CPUs are counted in hundredths: of those there is always enough."""
-    nodes: list[Resources] = [{"CPU": 1.0, "memory": 3.5 * 2**30}, {"CPU": 1.0, "memory": 4.0 * 2**30}]
+    """Their CPUs are counted in hundredths: of those there is enough."""
+    nodes: list[Resources] = [{"CPU": 2.0, "memory": 3.5 * 2**30}, {"CPU": 1.0, "memory": 4.0 * 2**30}]
     check_room(nodes, [equal_share(nodes, 41)] * 41, what="1 training and 40 rollout workers")
     with pytest.raises(ResourcesError) as e:
         check_memory(nodes, 41)

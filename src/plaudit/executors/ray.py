@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from plaudit.evaluate.judge import judge_reward
 from plaudit.executors.base import Plan, ProcessStatus
 from plaudit.executors.collected import Node, collected
@@ -23,7 +25,7 @@ from plaudit.executors.mirrors import Mirrors
 from plaudit.executors.pinned import pinned
 from plaudit.executors.processes import PROCESS, load_judge
 from plaudit.executors.ranks import RankGroups
-from plaudit.executors.scoring import Scoring, reserving
+from plaudit.executors.scoring import Scoring, judges_placed, reserving
 from plaudit.executors.together import joined
 from plaudit.executors.trainer import RankProcess
 from plaudit.loop.models import Models
@@ -78,15 +80,16 @@ class RayExecutor:
         generation = generation_of(settings)
         self.generation = generation(settings, self.recipe, runtime, self.ranks, self._room, failures, say)
         self.pool = self.generation.pool
+        self.placed = judges_placed(settings, runtime.nodes(), here=torch.cuda.is_available())
         amounts = [*self.ranks.reservations, *self.generation.reservations]
-        amounts += [reward.resources for reward in reserving(settings)]
+        amounts += [reward.resources for reward in reserving(self.placed)]
         beside = [dict(one) for one in amounts if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
         share = equal_share(runtime.nodes(), len(amounts) - len(beside), beside=beside, gpus=gpus)
         self.ranks.reserve(share)
         self.generation.reserve(share)
         self.threads = self._threads(self.ranks.bundles[0])
-        self.scoring = Scoring(settings, runtime, share, self._room, failures=failures, say=say)
+        self.scoring = Scoring(self.placed, runtime, share, self._room, failures=failures, say=say)
         # Methods of `Executor` that one of this executor's parts implements:
         self.mirror, self.function, self.training = self.mirrors.take, self.scoring.function, self.generation.training
         self._rooms: dict[tuple[str, int], Any] = {}
@@ -119,6 +122,9 @@ class RayExecutor:
             self.say(advice)
         beside = [*generation.bundles, *self.scoring.bundles]
         self.ranks.reserve_together(self.ranks.arranged(beside, generation.sharers))
+        for one, placed in zip(self.settings.rewards, self.placed.rewards, strict=True):
+            if one is not placed:
+                self.say(f"the judge {one.path} gets a process on a node with a GPU: this one has none")
         self.scoring.open()
         await generation.open(self._form())
         await self.mirrors.open()
@@ -191,6 +197,7 @@ class RayExecutor:
         """Return the judge. It scores answers as they come, without waiting for an idle engine, since rollout workers
         decode in other processes. A judge in this process computes in a thread, so that the event loop goes on."""
         as_chat = self.settings.data.as_chat
+        reward = next(new for old, new in zip(self.settings.rewards, self.placed.rewards, strict=True) if old is reward)
         if not reward.workers:
             here = load_judge(self.settings, reward.path)
             return here.reward(tokenizer, thread=True, pause=0.005, as_chat=as_chat)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ class Holding:
 def reserving(settings: Settings) -> list[RewardSettings]:
     """Return a list with a reward's settings once for each of its processes that reserves resources."""
     return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
+
+
+def judges_placed(settings: Settings, nodes: Sequence[Resources], *, here: bool) -> Settings:
+    """Return the settings with a process for each judge that would be in the driver, if only other nodes have GPUs.
+    `here`: the driver has one too."""
+    if here or settings.device == "cpu" or not any(node.get("GPU") for node in nodes):
+        return settings
+    rewards = [replace(one, workers=1) if one.kind == "judge" and not one.workers else one for one in settings.rewards]
+    return replace(settings, rewards=rewards)
 
 
 def stays(settings: Settings) -> bool:

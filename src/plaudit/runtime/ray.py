@@ -4,8 +4,8 @@
     reserve -> a placement group, refused at once with the sums if it can never fit
     spawn -> a process with a plain worker inside -> RayWorker
 
-Only this file and `ray_worker.py` import ray. Ray's own restarts and retries are off: a restarted actor has lost its
-state, and a retried call may run twice.
+Only this file, `ray_worker.py` and `ray_node.py` import ray. Ray's own restarts and retries are off: a restarted actor
+has lost its state, and a retried call may run twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import NodeLost, WorkerLost
 
 CONNECT = 5.0
-"""Seconds in which a cluster's head must accept a connection."""
+"""Seconds in which a cluster's head must accept a connection, and in which it must answer."""
+SETTINGS = b"\x04"
+"""Type of the frame with which an HTTP/2 server, and so gRPC's, answers `HELLO` (RFC 9113, section 3.4)."""
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + bytes(5)
 LONGEST_PAUSE = 2.0
 """Most seconds between two checks whether a placement group has been placed."""
 Kind = TypeVar("Kind")
@@ -289,11 +292,17 @@ def _answering(address: str) -> None:
     if not host or not port.isdigit():
         raise ConnectionError(f"{address or 'nothing'} is not host:port")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT) as head:
+            head.sendall(HELLO)
+            answer = head.recv(9)
+    except TimeoutError as error:
+        raise ConnectionError(f"{address}: no answer within {CONNECT:g} s") from error
     except OSError as error:
         raise ConnectionError(f"{address}: {error.strerror or error}") from error
     except OverflowError as error:  # OverflowError: a port beyond 65535
         raise ConnectionError(f"{address}: {error}") from error
+    if answer[3:4] != SETTINGS:
+        raise ConnectionError(f"{address}: what answers there is no head of Ray")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import inspect
 import os
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,12 @@ from typing import Any, Generic, overload
 
 import ray
 from ray import exceptions
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plaudit.runtime import beats, stage
+from plaudit.runtime.died import last_lines, reason, stderr_path
 from plaudit.runtime.local import do
 from plaudit.runtime.plain import dumps, is_plain, loads
+from plaudit.runtime.ray_node import kill_process, on_node, this_node
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import AnswersLost, Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
 
@@ -44,6 +44,8 @@ GONE = (*LOST, exceptions.ObjectLostError)
 CALL_TIMEOUT = 3600.0
 """Most seconds of one call, far above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats
 and collectives detect dead or hung processes sooner; this ends work that never finishes in a process that answers."""
+ASKED, NODE = 5.0, "its node is gone"
+"""Most seconds to ask a node for a dead process's last lines, for which the loss waits; the reason of a lost node."""
 HEART = "heart"
 """Name of the actor's concurrency group for heartbeats, which has an event loop of its own."""
 
@@ -58,23 +60,25 @@ class Host:
         self._make = partial(make, *arguments)
         self._worker: Any = None
 
-    async def build(self) -> tuple[int, str]:
-        """Make the worker in the thread of its methods. Return this process's id and node."""
+    async def about(self) -> tuple[int, str, str]:
+        """Return this process's id, its node, and the path of its stderr there."""
+        return os.getpid(), this_node(), stderr_path()
+
+    async def build(self) -> None:
+        """Make the worker in the thread of its methods."""
         self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
-        beats.begin(_node())
-        return await self.ping()
+        beats.begin(this_node())
 
     async def stage(self) -> str:
         return stage.now()
 
-    async def ping(self) -> tuple[int, str]:
+    async def ping(self) -> None:
         stage.check()
-        return os.getpid(), _node()
 
     async def vouch(self, processes: Sequence[int], within: float) -> list[int]:
         """As `ping`; return the ids among `processes`, on this node, with a heartbeat in the last `within` seconds."""
         stage.check()
-        return beats.fresh(_node(), processes, within)
+        return beats.fresh(this_node(), processes, within)
 
     async def call_plain(self, asked: bytes) -> bytes:
         method, arguments = loads(asked)
@@ -84,7 +88,15 @@ class Host:
         if part is None and inspect.iscoroutinefunction(function := getattr(self._worker, method)):
             return await function(*arguments)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(do, self._worker, part, method, *arguments))
+        return await loop.run_in_executor(self._thread, partial(_done, self._worker, part, method, *arguments))
+
+
+def _done(worker: Any, part: str | None, method: str, *arguments: Any) -> Any:
+    """As `do`. A SystemExit would end the actor's event loop, and no call would return."""
+    try:
+        return do(worker, part, method, *arguments)
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit({error.code})") from error
 
 
 class RayWorker(Generic[Kind_co]):
@@ -97,8 +109,9 @@ class RayWorker(Generic[Kind_co]):
         self.heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, CALL_TIMEOUT
         self._start_timeout = settings.start_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.pid, self.node = 0, ""
+        self.pid, self.node, self._stderr = 0, "", ""
         self._told = ""
+        self._asking: asyncio.Future[list[str]] | None = None  # for the last lines of its stderr
         self._killed = False
         self.processes = (self,)
 
@@ -106,13 +119,14 @@ class RayWorker(Generic[Kind_co]):
         telling = asyncio.get_running_loop().create_task(self._tell())
         try:
             async with asyncio.timeout(timeout):
-                self.pid, self.node = await _plain(self._actor.build.remote())
+                self.pid, self.node, self._stderr = await _plain(self._asked(self._actor.about))
+                await _plain(self._actor.build.remote())
                 await self._tell_stage()  # the stage that it has reached since the last report
         except TimeoutError:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
         except LOST as error:
-            raise WorkerLost(self.name, _cause(error)) from error
+            raise WorkerLost(self.name, await self._cause(error)) from error
         finally:
             telling.cancel()
 
@@ -158,10 +172,10 @@ class RayWorker(Generic[Kind_co]):
         asked = (dumps((method, arguments)),) if plain else (part, method, *arguments)
         call = self._actor.call_plain if plain else self._actor.call
         answer = await self._in_time(call.remote(*asked), timeout, f"did not end {method}", limit)
-        found = self._result(answer)
+        found = await self._result(answer)
         return loads(found) if plain else found
 
-    def _result(self, answer: asyncio.Future[Any]) -> Any:
+    async def _result(self, answer: asyncio.Future[Any]) -> Any:
         """Return a call's result or raise its exception. If the result is lost, end the worker and raise WorkerLost."""
         try:
             return answer.result()
@@ -170,8 +184,21 @@ class RayWorker(Generic[Kind_co]):
                 raise SenderLost("a sender", reason_of(error.cause)) from error
             raise error.cause from error  # the worker's own exception
         except GONE as error:
-            self._end(_cause(error))
-            raise WorkerLost(self.name, _cause(error)) from error
+            self._end(await self._cause(error))
+            raise WorkerLost(self.name, self._lost.result()) from error
+
+    async def _cause(self, error: Exception) -> str:
+        """Return the reason of a loss as text. If the process ended by itself, its node is asked for its last lines."""
+        found = _cause(error)
+        if not self._stderr or self._lost.done() or not isinstance(error, exceptions.ActorDiedError) or NODE in found:
+            return found
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(on_node(self.node, last_lines, self._stderr))
+        try:
+            async with asyncio.timeout(ASKED):
+                return reason(await asyncio.shield(self._asking), str(error))
+        except (TimeoutError, exceptions.RayError):
+            return found
 
     async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
         """Wait for an object, return its future. After `timeout` s end the worker. Raises WorkerLost if it is lost."""
@@ -207,7 +234,7 @@ class RayWorker(Generic[Kind_co]):
         except exceptions.RayTaskError as error:  # raised by `stage.check`
             self._end(reason_of(error.cause))
         except exceptions.RayError as error:
-            self._end(_cause(error))
+            self._end(await self._cause(error))
         return None
 
     async def _asked_twice(self, method: Any, *arguments: Any) -> Any:
@@ -242,7 +269,7 @@ class RayWorker(Generic[Kind_co]):
     async def fetched(self, reference: Any) -> Any:
         """Return the object of a reference that this worker made. Raises as `do` does."""
         answer = await self._in_time(reference, self._call_timeout, "returned nothing", "one call")
-        return self._result(answer)
+        return await self._result(answer)
 
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
@@ -275,7 +302,7 @@ class RayWorker(Generic[Kind_co]):
         # A stopped process cannot receive a request; later its id may belong to another process.
         if self.pid and not self._killed:
             self._killed = True
-            _kill_process(self.pid, self.node)
+            kill_process(self.pid, self.node)
 
 
 class Stayed:
@@ -298,23 +325,9 @@ def _cause(error: Exception) -> str:
     if isinstance(error, exceptions.ObjectLostError):
         return f"what it returned is lost ({type(error).__name__})"
     text = str(error)
-    return f"its node is gone ({text.rpartition(': ')[2].strip()})" if "its node has died" in text else reason_of(error)
+    return f"{NODE} ({text.rpartition(': ')[2].strip()})" if "its node has died" in text else reason_of(error)
 
 
 async def _plain(reference: Any) -> Any:
     """Make a coroutine of Ray's awaitable."""
     return await reference
-
-
-def _node() -> str:
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def _kill_process(pid: int, node: str) -> None:
-    with contextlib.suppress(Exception):  # the process or its node is gone
-        if node == ray.get_runtime_context().get_node_id():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            return
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(os.kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid, signal.SIGKILL)

@@ -13,6 +13,8 @@ CROWDED = 4.0
 """Warn above this many threads a CPU; some threads are always waiting for others."""
 
 
+LEAST_SHARE = 0.05
+"""Least part of a CPU in an equal share: with less, a process takes minutes to start, and gives no sign in time."""
 LEAST_MEMORY = 250 << 20
 """Bytes that a process takes before it has a model: Python with torch and Ray (260 MiB measured)."""
 
@@ -46,7 +48,8 @@ def equal_share(
     on the nodes, besides the explicit reservations (`beside`). With more processes than CPUs, it is in hundredths of a
     CPU.
 
-    `gpus`: each process also reserves one GPU, if the nodes have enough for all processes and `beside`.
+    `gpus`: each process also reserves one GPU, if the nodes have enough for all processes and `beside`. Raises
+    ResourcesError if the share is below LEAST_SHARE.
     """
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
     places = [int(node.get("GPU", 0.0)) for node in nodes]
@@ -66,6 +69,12 @@ def equal_share(
     most = max(0, left) // processes
     whole = range(most // 100 * 100, 0, -100)
     cpus = next(filter(fits, (*whole, *range(min(most, 99), 0, -1))), 1) / 100
+    if most > 0 and cpus < LEAST_SHARE:
+        raise ResourcesError(
+            f"{processes} processes would have {cpus:g} CPU each of the {left / 100:g} CPU that are left for them, and "
+            f"need {LEAST_SHARE:g} at least: lower runtime.num_training_workers, rollout.workers or rewards.N.workers, "
+            "or add nodes"
+        )
     return {"CPU": cpus} | gpu
 
 

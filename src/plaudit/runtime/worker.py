@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
@@ -77,7 +77,8 @@ class Failures:
         count = len(self._times)
         if 0 <= self.most < count:
             what = "1 worker was" if count == 1 else f"{count} workers were"
-            reasons = "; ".join(str(lost) for lost in self.lost[-min(count, 3) :])
+            latest = Counter(str(lost) for lost in self.lost[-min(count, 3) :])
+            reasons = "; ".join(f"{one} ({times} times)" if times > 1 else one for one, times in latest.items())
             raise TooManyFailures(
                 f"{what} lost within an hour, more than runtime.max_failures_per_hour={self.most} allows: {reasons}."
             ) from lost

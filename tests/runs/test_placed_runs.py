@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh are placed, on real raylets."""
+"""Where ranks and judges are placed, on real raylets."""
 
 from __future__ import annotations
 
@@ -80,3 +80,18 @@ def test_a_group_is_divided_when_the_only_node_for_it_is_lost(make_recipe: Recip
     said = (done.folder / "log.txt").read_text()
     assert "training ranks 0 on node" in said.partition("1 of 1 groups of 2 training ranks")[0]
     assert done.metrics[-1]["step"] == 4
+
+
+def test_a_judge_is_where_a_gpu_is(cluster: Any, make_recipe: Recipe, judge: Path, tmp_path: Path) -> None:
+    """A node that says that it has one: torch finds none anywhere here, so everything computes on CPUs."""
+    with_gpu = cluster.add_node(num_cpus=1, num_gpus=1, **NODE)
+    asked: dict[str, Any] = {"rewards": [{"kind": "judge", "path": str(judge)}], "train": {"steps": 2}}
+    try:
+        runtime = {"kind": "ray", "address": cluster.address}
+        done, said = trained(make_recipe("grpo", tmp_path / "two", runtime=runtime, **asked))
+    finally:
+        cluster.remove_node(with_gpu)
+    assert f"the judge {judge} gets a process on a node with a GPU: this one has none" in said
+    here, said = trained(make_recipe("grpo", tmp_path / "here", runtime={"kind": "ray"}, **asked))
+    assert "gets a process" not in said
+    assert same_weights(here, done)
