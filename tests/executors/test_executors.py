@@ -29,7 +29,8 @@ from plaudit.types import Completion, Finish, Prompt, Role
 
 def ranks_of(rank: Any) -> RankGroups:
     """A worker group of one that trains everything."""
-    ranks: Any = RankGroups(Settings(), Any, len)  # type: ignore[arg-type]
+    runtime: Any = SimpleNamespace(nodes=lambda: [{}], reserve=lambda bundles: None)
+    ranks: Any = RankGroups(Settings(), runtime, len)
     worker_group: Any = LocalWorkerGroup(rank)
     worker_group.workers, worker_group.first = [], None
     ranks.worker_groups, ranks.bundles = [worker_group], [{}]
@@ -63,9 +64,10 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     )
     executor.ranks = ranks_of(SimpleNamespace(packed_bytes=lambda: (50 << 20) + 1))
     executor.generation = generation = object.__new__(Sharing if shares else Apart)
-    generation.count, generation.exact, generation.vllm = 1, False, engine == "vllm"
+    generation.count, generation.exact, generation.vllm, generation.settings = 1, False, engine == "vllm", Settings()
     generation.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     settings: Any = SimpleNamespace(rewards=[], samples=True, runtime=SimpleNamespace(start_timeout=1.0))
+    executor.placed = executor.settings
     executor.scoring = Scoring(settings, executor.runtime, {}, executor._room, failures=Failures(0), say=print)
     said: list[str] = []
     executor.threads, executor.say = 1, said.append
@@ -194,7 +196,8 @@ def test_a_judge_reads_prompts_as_the_run_sends_them(
     kinds: dict[str, Any] = {"local": LocalExecutor, "ray": RayExecutor}
     monkeypatch.setattr(f"plaudit.executors.{place}.load_judge", lambda settings, path: judge)
     executor = object.__new__(kinds[place])
-    executor.settings, executor.engine = Settings(), SimpleNamespace(busy=False)
-    executor.settings.data.as_chat = as_chat
-    executor.judge(RewardSettings(kind="judge", path="judge"), None)
+    reward = RewardSettings(kind="judge", path="judge")
+    executor.settings, executor.engine = Settings(rewards=[reward]), SimpleNamespace(busy=False)
+    executor.settings.data.as_chat, executor.placed = as_chat, executor.settings
+    executor.judge(reward, None)
     assert asked == [(as_chat, place == "ray")]
