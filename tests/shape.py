@@ -43,7 +43,7 @@ ROOMS = {
         "our kernels' Python side, torch's form, compiled on GPUs (125); addresses; axes (250), boxes (45), a KL (30)",
     ),
     "runtime": (
-        2905,
+        2960,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), ends (150)",
     ),
     "monitor": (
@@ -84,7 +84,7 @@ ROOMS = {
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2735,
+        2745,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, nodes of ranks (140)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),

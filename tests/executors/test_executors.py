@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     executor.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout, rewards=())
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     executor.runtime = SimpleNamespace(
-        check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes
+        nodes_for=lambda bundles, what: nullcontext(), reserve=lambda bundles: None, nodes=lambda: nodes
     )
     executor.ranks = ranks_of(SimpleNamespace(packed_bytes=lambda: (50 << 20) + 1))
     executor.generation = generation = object.__new__(Sharing if shares else Apart)

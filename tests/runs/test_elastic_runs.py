@@ -198,9 +198,10 @@ def test_a_run_whose_room_others_have_ends_in_time(
         until(lambda: not Watch(cluster).demanded(), "the end of its demand")
 
 
-def autoscaling(folder: Path, port: int) -> dict[str, Any]:
-    """Of Ray's autoscaler: nodes are raylets on this machine, of one CPU, at most one, and idle for a few seconds."""
-    node = {"resources": {"CPU": 1, "object_store_memory": 100 << 20}, "node_config": {}, "max_workers": 1}
+def autoscaling(folder: Path, port: int, *, head: int, worker: int) -> dict[str, Any]:
+    """Of Ray's autoscaler: nodes are raylets on this machine, at most one, and idle for a few seconds. `head` and
+    `worker`: their CPUs."""
+    node = {"resources": {"CPU": worker, "object_store_memory": 100 << 20}, "node_config": {}, "max_workers": 1}
     provider = {
         "type": "fake_multinode",
         "use_node_id_as_ip": True,
@@ -222,7 +223,7 @@ def autoscaling(folder: Path, port: int) -> dict[str, Any]:
         "file_mounts_sync_continuously": False,
         "head_node_type": "ray.head.default",
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": {"CPU": head}, "node_config": {}, "max_workers": 0},
             "worker": node | {"min_workers": 0},
         },
         **{name: [] for name in (*lists, *more)},
@@ -230,33 +231,50 @@ def autoscaling(folder: Path, port: int) -> dict[str, Any]:
 
 
 @contextmanager
-def autoscaled(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A head with room for two processes and Ray's own autoscaler: its address, and what was started."""
+def autoscaled(folder: Path, *, head: int = 2, worker: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A head with this room for processes and Ray's own autoscaler: its address, and what was started."""
     port = free_port()
     config = folder / "autoscaler.yaml"
-    config.write_text(yaml.safe_dump(autoscaling(folder, port)))
+    config.write_text(yaml.safe_dump(autoscaling(folder, port, head=head, worker=worker)))
     environment = os.environ | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_TMPDIR": "/tmp"}
     environment.pop("RAY_ADDRESS", None)
     start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--include-dashboard", "false"]
     start += ["--port", str(port), "--node-ip-address", "127.0.0.1", f"--autoscaling-config={config}"]
-    start += ["--num-cpus", "2", "--object-store-memory", str(NODE["object_store_memory"])]
+    start += ["--num-cpus", str(head), "--object-store-memory", str(NODE["object_store_memory"])]
     log = folder / "head.log"
     with log.open("wb") as out:
-        head = subprocess.Popen(start, env=environment, stdout=out, stderr=out)
+        process = subprocess.Popen(start, env=environment, stdout=out, stderr=out)
     try:
         end = time.monotonic() + 60
         while "Ray runtime started" not in log.read_text():
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.1)
-        yield f"127.0.0.1:{port}", head
+        yield f"127.0.0.1:{port}", process
     finally:
-        left = descendants(head.pid) | {head.pid}
-        head.terminate()
+        left = descendants(process.pid) | {process.pid}
+        process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            head.wait(30)
+            process.wait(30)
         for pid in running(left):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_nodes_that_are_not_there_yet_are_asked_for_and_waited_for(make_recipe: Recipe, tmp_path: Path) -> None:
+    """From a head with no room: Ray's autoscaler brings a node for both workers. What it never brings is given up."""
+    more: dict[str, Any] = {"train": {"steps": 2}}
+    with autoscaled(tmp_path, head=0, worker=2) as (address, _):
+        half = {"resources_per_worker": {"CPU": 1}, "address": address, "kind": "ray"}
+        with pytest.raises(ResourcesError, match=r"ask for 1\.01 CPU in all"):
+            run(load_settings(make_recipe("grpo", tmp_path / "refused", runtime=half, **more)))
+        large = half | {"resources_per_worker": {"CPU": 3}, "nodes_timeout": 5}
+        with pytest.raises(ResourcesError, match=r"4 CPU in all.* 5 s .runtime\.nodes_timeout"):
+            run(load_settings(make_recipe("grpo", tmp_path / "large", runtime=large, **more)))
+        done = run(load_settings(make_recipe("grpo", tmp_path / "run", runtime=half | {"nodes_timeout": 120}, **more)))
+    said = (done.folder / "log.txt").read_text()
+    assert "waiting for nodes, at most 120 s" in said
+    assert said.index("waiting for nodes") < said.index("the nodes are there") < said.index("workers are ready")
+    assert alike(run(load_settings(make_recipe("grpo", tmp_path / "whole", **more))), done)
 
 
 def test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back(

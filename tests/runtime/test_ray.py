@@ -32,7 +32,8 @@ prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
 from plaudit.runtime import stage  # noqa: E402
-from plaudit.runtime.ray import RayRuntime, check_address  # noqa: E402
+from plaudit.runtime.ray import RayRuntime  # noqa: E402
+from plaudit.runtime.ray_node import check_address  # noqa: E402
 from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
 from plaudit.runtime.ray_worker_group import RayWorkerGroup  # noqa: E402
 from plaudit.runtime.resources import ResourcesError  # noqa: E402
@@ -155,10 +156,16 @@ async def clerks(runtime: RayRuntime, count: int, kind: str = "Clerk") -> list[R
 
 
 def test_what_never_fits_is_refused_with_the_sum(runtime: Runtime) -> None:
-    cluster, _ = runtime
+    cluster, run = runtime
     asked = int(cluster.resources()["CPU"]) + 1
-    with pytest.raises(ResourcesError, match=rf"{asked} CPU, 2 GPU .*cluster has "):
-        cluster.check([{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}], what="two clerks")
+
+    async def steps() -> None:
+        bundles = [{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}]
+        with pytest.raises(ResourcesError, match=rf"{asked} CPU, 2 GPU .*cluster has "):
+            async with cluster.nodes_for(bundles, what="two clerks"):
+                raise AssertionError
+
+    run(steps())
 
 
 def test_who_has_not_the_token_is_not_let_in(runtime: Runtime) -> None:
@@ -453,7 +460,7 @@ def test_what_listens_and_is_no_head_is_given_up(
     answer: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself would wait for a head that accepts connections and says nothing, as a stopped one does."""
-    monkeypatch.setattr("plaudit.runtime.ray.CONNECT", 0.3)
+    monkeypatch.setattr("plaudit.runtime.ray_node.CONNECT", 0.3)
     held = list[socket.socket]()
 
     def accept(server: socket.socket) -> None:

@@ -85,7 +85,10 @@ class RayExecutor:
         amounts += [reward.resources for reward in reserving(self.placed)]
         beside = [dict(one) for one in amounts if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
-        share = equal_share(runtime.nodes(), len(amounts) - len(beside), beside=beside, gpus=gpus)
+        if settings.runtime.nodes_timeout:
+            share: Resources = {"CPU": 1.0}  # an equal share of nodes that are not there yet is unknown
+        else:
+            share = equal_share(runtime.nodes(), len(amounts) - len(beside), beside=beside, gpus=gpus)
         self.ranks.reserve(share)
         self.generation.reserve(share)
         self.threads = self._threads(self.ranks.bundles[0])
@@ -114,7 +117,13 @@ class RayExecutor:
         what = f"{self.ranks}{generation} workers" + (f" of {width} processes" if width > 1 else "")
         bundles = [*self.ranks.bundles, *generation.bundles, *self.scoring.bundles]
         scoring = len(self.scoring.bundles)
-        runtime.check(bundles, what=f"{what} and {scoring} processes of rewards" if scoring else what)
+        async with runtime.nodes_for(bundles, what=f"{what} and {scoring} processes of rewards" if scoring else what):
+            await self._start(what, bundles)
+
+    async def _start(self, what: str, bundles: Sequence[Resources]) -> None:
+        """Reserve the bundles on nodes that can hold them, and start all workers."""
+        generation, runtime, scoring = self.generation, self.runtime, len(self.scoring.bundles)
+        width = self.settings.runtime.rollout_width
         check_memory(runtime.nodes(), len(self.ranks.bundles) + generation.count * width + scoring)
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
             check_gpus(runtime.nodes(), self.ranks.bundles)

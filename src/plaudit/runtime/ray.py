@@ -17,9 +17,9 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,16 +32,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
 from plaudit.runtime.hearts import Hearts
 from plaudit.runtime.network import interface_of
+from plaudit.runtime.ray_node import check_address, nodes_for
 from plaudit.runtime.ray_worker import HEART, Host, RayWorker
 from plaudit.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import NodeLost, WorkerLost
 
-CONNECT = 5.0
-"""Seconds in which a cluster's head must accept a connection, and in which it must answer."""
-SETTINGS = b"\x04"
-"""Type of the frame with which an HTTP/2 server, and so gRPC's, answers `HELLO` (RFC 9113, section 3.4)."""
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + bytes(5)
 LONGEST_PAUSE = 2.0
 """Most seconds between two checks whether a placement group has been placed."""
 Kind = TypeVar("Kind")
@@ -134,8 +130,12 @@ class RayRuntime:
             self._told_of_leaving = True
             return set()
 
-    def check(self, bundles: Sequence[Resources], *, what: str) -> None:
-        """Raise ResourcesError with the sums if the nodes can never hold the bundles as they are."""
+    def nodes_for(self, bundles: Sequence[Resources], *, what: str) -> AbstractAsyncContextManager[None]:
+        """Within, the nodes can hold the bundles (`ray_node.nodes_for`); an autoscaler has runtime.nodes_timeout."""
+        check = partial(self._check, bundles, what)
+        return nodes_for(bundles, check, timeout=self.settings.nodes_timeout, say=self._say)
+
+    def _check(self, bundles: Sequence[Resources], what: str) -> None:
         check_room(self.nodes(), bundles, what=what)
 
     def reserve(self, bundles: Sequence[Resources]) -> Any:
@@ -272,37 +272,6 @@ class RayRuntime:
                 self._watch.close()
             if self._begun:
                 ray.shutdown()
-
-
-def check_address(address: str) -> None:
-    """Raise ValueError if no head answers at the address."""
-    try:
-        _answering(address)
-    except ConnectionError as error:
-        raise ValueError(
-            f"runtime.address={address}: cannot connect to a cluster ({error}). Is one running (ray start --head)?"
-        ) from error
-
-
-def _answering(address: str) -> None:
-    """Raise ConnectionError if no head answers. Ray itself would try for a quarter of an hour."""
-    if address == "auto":  # auto: RAY_ADDRESS, or the cluster that was started last on this machine
-        address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConnectionError(f"{address or 'nothing'} is not host:port")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT) as head:
-            head.sendall(HELLO)
-            answer = head.recv(9)
-    except TimeoutError as error:
-        raise ConnectionError(f"{address}: no answer within {CONNECT:g} s") from error
-    except OSError as error:
-        raise ConnectionError(f"{address}: {error.strerror or error}") from error
-    except OverflowError as error:  # OverflowError: a port beyond 65535
-        raise ConnectionError(f"{address}: {error}") from error
-    if answer[3:4] != SETTINGS:
-        raise ConnectionError(f"{address}: what answers there is no head of Ray")
 
 
 @contextlib.contextmanager

@@ -26,16 +26,15 @@ PARTS = ("context", "tensor", "pipeline", "replicas")
 """Axes of which an island (a worker of parameter servers) cannot have several ranks."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy", "servers")
 """Settings that only runtime=ray reads and on which the trained weights depend."""
+TIMEOUTS = ("start_timeout", "nodes_timeout", "collective_timeout", "heartbeat_timeout")
 OF_RAY = (
     *OF_RANKS,
+    *TIMEOUTS,
     "address",
     "resources_per_worker",
     "resources_per_rollout_worker",
     "weights",
     "backend",
-    "start_timeout",
-    "collective_timeout",
-    "heartbeat_timeout",
     "max_failures_per_hour",
 )
 """Settings that only runtime=ray reads."""
@@ -59,8 +58,7 @@ ELSEWHERE = {TRAIN: "runtime.num_training_workers and runtime.mesh", "judge": "r
 """Settings that say where other calls are."""
 PLANNED = ("auto", "symmetric", "heuristic")
 """Placements that the command line chooses, by a profile of the machine."""
-OF_MESH = ("data", "context", "tensor", "pipeline", "spans", "replicas")
-OWN = ("workers", "mesh", "resources")
+OF_MESH, OWN = ("data", "context", "tensor", "pipeline", "spans", "replicas"), ("workers", "mesh", "resources")
 FORMS = {GENERATE: f"{{inside: {TRAIN}}} or {{shares: {TRAIN}}}"}
 FORMS |= dict.fromkeys(MODELS, "such as {workers: 2, mesh: {tensor: 2}, resources: {CPU: 1}}, or {inside: CALL}")
 
@@ -143,6 +141,8 @@ class RuntimeSettings(Section):
     """ray: library for collectives of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
     start_timeout: float = setting(300.0, above=0, infinite=True, unit="seconds")
     """Most time to find resources for a worker, and again for its start."""
+    nodes_timeout: float = setting(0.0, least=0, unit="seconds")
+    """ray: most time for an autoscaler to bring nodes (docs/distributed.md); 0 refuses what does not fit now."""
     collective_timeout: float = setting(120.0, above=0, unit="seconds")
     """Longest time that training ranks wait for each other, and rollout workers for weights by a collective."""
     heartbeat_timeout: float = setting(10.0, above=0, unit="seconds")

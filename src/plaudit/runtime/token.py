@@ -16,7 +16,7 @@ def check_cluster(settings: RuntimeSettings) -> None:
     """Raise ValueError if runtime.kind is ray and no cluster answers at runtime.address; null is not checked."""
     if settings.kind == "ray" and settings.address is not None:
         prepare(settings)
-        from plaudit.runtime.ray import check_address
+        from plaudit.runtime.ray_node import check_address
 
         check_address(settings.address)
 
