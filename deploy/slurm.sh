@@ -23,6 +23,7 @@ RAY_AUTH_TOKEN="$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 export RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=1000 RAY_health_check_failure_threshold=3
 
+# shellcheck disable=SC2016  # expanded on the node
 # A node's own share of GPUs and CPUs is what Slurm says; Ray would count the whole machine.
 node='exec ray start "$@" --block --num-cpus "${SLURM_CPUS_ON_NODE:-$(nproc)}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" ${RAY_START:-}'
 srun --overlap --nodes 1 --ntasks 1 --nodelist "${nodes[0]}" bash -c "$node" ray --head --port "$port" &
