@@ -110,18 +110,20 @@ class RankGroups:
 
     def placed(self) -> Iterator[str]:
         """Yield where the ranks are, if on several nodes, and a warning if ranks of one row are."""
+        first = 0
         for ranks, worker_group in zip(self.rank_groups, self.worker_groups, strict=True):
             nodes, width = [worker.node for worker in worker_group.workers], ranks.runtime.width
             if len({*nodes}) > 1:
                 yield where(ranks.name, nodes)
             if count := split(width, nodes):
-                room = shown(joined([self.bundles[0]] * width, [tuple(range(width))])[0])
+                room = shown(joined(self.bundles, [tuple(range(first, first + width))])[0])
                 yield (
                     f"{count} of {len(nodes) // width} groups of {width} {ranks.name} ranks that compute each row "
-                    f"together (runtime.mesh: tensor, context) are on several nodes, and each layer waits for the "
+                    "together (runtime.mesh: tensor, context) are on several nodes, and each layer waits for the "
                     f"network. A group needs {room} on one node: reserve less (runtime.resources_per_worker), or use "
                     "larger nodes"
                 )
+            first += ranks.runtime.ranks
 
     def __str__(self) -> str:
         return ", ".join(f"{group.runtime.ranks} {group.name}" for group in self.rank_groups)

@@ -1,6 +1,8 @@
 """Which ranks share a bundle of the placement group, and so a node. Plain data, no Ray calls.
 
-meshes -> groups of ranks that communicate most -> as many groups as fit on the nodes, a bundle each
+    meshes -> groups of ranks that communicate most -> as many groups as fit on the nodes, a bundle each
+
+Left out: reserving the bundles (`ranks.py`).
 """
 
 from __future__ import annotations

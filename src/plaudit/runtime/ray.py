@@ -361,8 +361,8 @@ def _environment(*, here: bool) -> dict[str, Any]:
     variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     if here and (loopback := interface_of("127.0.0.1")) is not None:
         variables |= {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-    # Ray refuses a variable that both `ray job submit` and we set, unless it is told to take ours. So ours are those of
-    # the job, and what the job does not set.
+    # Ray raises an error if `ray job submit` and this function both set a variable, unless RAY_OVERRIDE_JOB_RUNTIME_ENV
+    # is 1. Then only the variables returned here count, so they include the job's own.
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     return {"env_vars": {**variables, **job.get("env_vars", {}), "PYTHONPATH": path}}

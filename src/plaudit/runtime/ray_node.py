@@ -1,6 +1,10 @@
-"""Call functions on a node of Ray's, beside its workers.
+"""Ask a Ray cluster: for its head, for a function's result on a node, for nodes that are not there yet.
 
-node, function, arguments -> a task there, or a plain call if the node is this process's -> the result
+    address -> does a head of Ray answer there?
+    node, function, arguments -> a task there, or a plain call if the node is this process's -> the result
+    bundles -> the autoscaler, if the nodes cannot hold them -> nodes that can
+
+Left out: reservations and processes (`ray.py`, `ray_worker.py`).
 """
 
 from __future__ import annotations
