@@ -267,10 +267,10 @@ def test_nodes_that_are_not_there_yet_are_asked_for_and_waited_for(make_recipe: 
         half = {"resources_per_worker": {"CPU": 1}, "address": address, "kind": "ray"}
         with pytest.raises(ResourcesError, match=r"ask for 1\.01 CPU in all"):
             run(load_settings(make_recipe("grpo", tmp_path / "refused", runtime=half, **more)))
-        large = half | {"resources_per_worker": {"CPU": 3}, "nodes_timeout": 5}
+        done = run(load_settings(make_recipe("grpo", tmp_path / "run", runtime=half | {"nodes_timeout": 120}, **more)))
+        large = half | {"resources_per_worker": {"CPU": 3}, "nodes_timeout": 5}  # last: a node comes for its 1 CPU
         with pytest.raises(ResourcesError, match=r"4 CPU in all.* 5 s .runtime\.nodes_timeout"):
             run(load_settings(make_recipe("grpo", tmp_path / "large", runtime=large, **more)))
-        done = run(load_settings(make_recipe("grpo", tmp_path / "run", runtime=half | {"nodes_timeout": 120}, **more)))
     said = (done.folder / "log.txt").read_text()
     assert "waiting for nodes, at most 120 s" in said
     assert said.index("waiting for nodes") < said.index("the nodes are there") < said.index("workers are ready")
