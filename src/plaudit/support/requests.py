@@ -9,6 +9,7 @@ Any web page that a person visits can send requests to this machine, also under 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -101,7 +102,12 @@ class _Guard:
             answer = self.said(403, "pages in browsers are not served: the request has an Origin")
         elif self.token is not None and not has_token(request, self.token):
             answer = self.said(401, "the token is missing or wrong: send 'Authorization: Bearer TOKEN'")
-        await answer(scope, receive, send)
+        try:
+            await answer(scope, receive, send)
+        except asyncio.CancelledError:  # the server's event loop ends; uvicorn logs an error if it has no answer
+            with contextlib.suppress(RuntimeError):  # the answer has begun
+                return await self.said(503, "the server has stopped")(scope, receive, send)
+            raise
 
 
 async def body_of(request: Request) -> bytes:
