@@ -3,8 +3,8 @@
     demo data -> sft, judge -> the recipes of configs/ and truly wrong ones -> metrics.jsonl
     -> tests/monitor/health/{healthy,sick}.jsonl -> the table of docs/health.md
 
-Runs that FOLDER holds already are not made again; `--reuse` makes none. It takes about half an hour on one core. Only
-the idle rollout runs on Ray, since in one process sampling and learning take turns.
+Runs that FOLDER holds already are not made again; `--reuse` makes none. It takes about three quarters of an hour on one
+core. Only the idle rollout runs on Ray, since in one process sampling and learning take turns.
 
 Limits were set on these runs. `--fresh`, with another FOLDER, records healthy ones that no limit was set on, with data
 and models of another seed, as fresh.jsonl.
@@ -49,6 +49,28 @@ def rewarded(*functions: str, judge: float | None = None, gold: bool = True) -> 
     return f"rewards=[{', '.join(named)}]"
 
 
+TOOLS = (
+    "model.path=runs/sft_calls",
+    "data.train=data/games/prompts.jsonl",
+    "data.chat_template=default",
+    f"environment={{function: {HERE}:Guess, max_turns: 6, max_tokens: 400}}",
+    "rewards=[environment]",
+    "rollout.prompts_per_step=8",
+    "rollout.max_tokens=40",
+    "optimizer.learning_rate=1.0e-4",
+)
+"""GRPO on a game that a tool plays, from a model of its own."""
+GAMES = Path("data/games")
+PLAYER = (
+    "model.config.n_positions=1024",
+    f"model.tokenizer={GAMES / 'tokenizer'}",
+    "data.validation=null",
+    "data.chat_template=default",
+    "data.every_turn=true",
+    "data.max_prompt_tokens=400",
+    "data.max_tokens=700",
+    "train.epochs=6",
+)
 LONG = ("rollout.max_tokens=96", "data.max_prompt_tokens=32")
 HEALTHY: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, SMALL) for name in OFFLINE},
@@ -63,6 +85,7 @@ ONCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo_long": ("grpo", (*QUICK, *LONG, rewarded("thorough", judge=0.5))),
     "rloo_long": ("rloo", (*QUICK, *LONG, rewarded("thorough", gold=False))),
     "grpo_lag": ("grpo", (*QUICK, "rollout.max_lag=1")),
+    "grpo_tools": ("grpo", (*QUICK, *TOOLS)),
 }
 """Further healthy runs, of one seed."""
 FRESH = {name: HEALTHY[name] for name in (*OFFLINE, "sft", "reward", "ppo", "grpo", "rloo", "remax")}
@@ -87,6 +110,13 @@ SICK: dict[str, tuple[str, tuple[str, ...], str]] = {
         "a reward that counts words, no KL",
     ),
     "unfinished": ("grpo", (*SHORT, "rollout.max_tokens=10", "shaping.unfinished=score"), "room for ten tokens"),
+    "turns": ("grpo", (*QUICK, *TOOLS, "environment.max_turns=1"), "room for one turn of a game"),
+    "no_calls": (
+        "grpo",
+        (*QUICK, *TOOLS, "model.path=runs/sft_words"),
+        "a policy that plays a tool's game in words",
+    ),
+    "bad_calls": ("grpo", (*QUICK, *TOOLS, f"environment.function={HERE}:Broken"), "a tool that always raises"),
     "equal_groups": ("grpo", ("train.steps=15", rewarded("constant")), "a reward that is always 1"),
     "empty": (
         "grpo",
@@ -191,6 +221,69 @@ def sleepy(completion: str) -> float:
     return noise(completion)
 
 
+class Guess:
+    """A game with a number from 1 to 7."""
+
+    guesses = 0
+
+    def reset(self, seed: int) -> str:
+        self.number = random.Random(seed).randint(1, 7)
+        return "Guess my number. It is from 1 to 7."
+
+    def guess(self, number: int) -> Any:
+        """Say whether the number is right.
+
+        Args:
+            number: From 1 to 7.
+        """
+        from plaudit import Turn
+
+        self.guesses += 1
+        if number == self.number:
+            return Turn(done=True, reward=1 / self.guesses)
+        return "higher" if number < self.number else "lower"
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+class Broken(Guess):
+    def guess(self, number: int) -> Any:
+        raise ValueError("this tool is out of order")
+
+    guess.__doc__ = Guess.guess.__doc__  # which the prompt shows
+
+
+def make_games(folder: Path, *, seed: int) -> None:
+    """Write random games, with calls of the tool and in words, prompts, and a tokenizer."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    from plaudit.data.byte_pairs import train_tokenizer
+    from plaudit.data.write import write_rows
+
+    rng, tools = random.Random(seed), [get_json_schema(Guess().guess)]
+    played = [[rng.randint(1, 7) for _ in range(5)] for _ in range(1500)]  # the number, then guesses
+    rows = [{"messages": game(*numbers, calls=calls), "tools": tools} for calls in (True, False) for numbers in played]
+    write_rows(folder / "calls.jsonl", rows[: len(played)])
+    write_rows(folder / "words.jsonl", rows[len(played) :])
+    write_rows(folder / "prompts.jsonl", [{"prompt": [{"role": "user", "content": ""}]}] * len(played))
+    train_tokenizer(map(json.dumps, rows), folder / "tokenizer", vocabulary=400)
+
+
+def game(number: int, *guesses: int, calls: bool) -> list[dict[str, Any]]:
+    """The chat of a game that makes these guesses until one is right, by calls of the tool or in words."""
+    chat: list[dict[str, Any]] = [{"role": "user", "content": Guess().reset(0)}]
+    made = guesses[: guesses.index(number) + 1] if number in guesses else guesses
+    for turn, guess in enumerate(made):
+        if turn:
+            hint = "higher" if made[turn - 1] < number else "lower"
+            chat.append({"role": "tool" if calls else "user", "content": hint})
+        call = {"type": "function", "function": {"name": "guess", "arguments": {"number": guess}}}
+        said = {"content": "", "tool_calls": [call]} if calls else {"content": str(guess)}
+        chat.append({"role": "assistant", **said})
+    return chat
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the runs go")
@@ -230,6 +323,10 @@ def prepare(folder: Path, *, seed: int) -> None:
         make_demo(Path("data/demo"), seed=seed)
     attempt("sft", "sft", (), seed)
     attempt("reward", "reward", (), seed)
+    if not (GAMES / "tokenizer").exists():
+        make_games(GAMES, seed=seed)
+    attempt("sft_calls", "sft", (*PLAYER, f"data.train={GAMES}/calls.jsonl"), seed)
+    attempt("sft_words", "sft", (*PLAYER, f"data.train={GAMES}/words.jsonl"), seed)
     attempt("bad_judge", "reward", ("train.steps=20", "data.limit=300"), seed)
 
 

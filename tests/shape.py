@@ -47,7 +47,7 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), ends (150)",
     ),
     "monitor": (
-        1980,
+        2000,
         "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
     ),
     "algorithms": (1390, "a file for each method, two for what they share; rows of episodes (85); a teacher (105)"),
@@ -93,7 +93,7 @@ ROOMS = {
         "GGUF files as models; `plaudit export`: a model in 16 bits or as a GGUF file, its card (optional)",
     ),
     "adapters": (185, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
-    "trackers": (205, "TensorBoard, W&B, MLflow, Trackio (optional)"),
+    "trackers": (245, "TensorBoard, W&B, MLflow, Trackio, Prometheus by Ray (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),

@@ -76,6 +76,30 @@ SICK = {
         r"2\d% of the answers are cut off .*\(3% at",
     ),
     "unfinished, always": ({"unfinished": lambda s: 0.6}, r"60% of the answers are cut off by length"),
+    "turns, always": (
+        {"episode/cut": lambda s: 0.6, "unfinished": lambda s: 0.7},
+        r"60% of the episodes are cut off at environment\.max_turns \(60% at the start\)",
+    ),
+    "turns, grown": (
+        {"episode/cut": lambda s: min(0.4, s / 100), "unfinished": lambda s: min(0.5, 0.1 + s / 100)},
+        r"2\d% of the episodes are cut off .*\(3% at",
+    ),
+    "unfinished, beside turns": (
+        {"episode/cut": lambda s: 0.1, "unfinished": lambda s: 0.7},
+        r"60% of the answers are cut off by length",
+    ),
+    "no calls": (
+        {"episode/calls": lambda s: float(s < 5), "episode/unread_calls": lambda s: 0.0},
+        r"the policy made 0 calls of tools per episode in the latest 10 steps",
+    ),
+    "bad calls, unread": (
+        {"episode/calls": lambda s: 1.0, "episode/unread_calls": lambda s: 1.0, "episode/failed_calls": lambda s: 0.1},
+        r"50% of the calls of tools cannot be read and 5% fail",
+    ),
+    "bad calls, failed": (
+        {"episode/calls": lambda s: 1.0, "episode/unread_calls": lambda s: 0.0, "episode/failed_calls": lambda s: 0.6},
+        r"0% of the calls of tools cannot be read and 60% fail",
+    ),
     "equal groups": ({"groups/equal": lambda s: 0.95}, r"in 95% of the groups all answers have the same reward"),
     "empty": ({"empty": lambda s: float(s % 10 > 0)}, r"nothing was learned in (80|100)% of the latest steps"),
     "clipping": ({"clip_fraction": lambda s: 0.4}, r"40% of the tokens are clipped"),

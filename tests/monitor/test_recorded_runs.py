@@ -30,7 +30,7 @@ def test_each_method_has_three_healthy_runs():
     runs = Counter(about["recipe"].replace("_", "-") for about, _ in HEALTHY_RUNS.values())
     assert len(HEALTHY_RUNS) >= 30
     assert {method for method in METHODS if runs[method] < 3} == set()
-    assert {"grpo_long_0", "rloo_long_0", "grpo_lag_0"} <= HEALTHY_RUNS.keys()
+    assert {"grpo_long_0", "rloo_long_0", "grpo_lag_0", "grpo_tools_0"} <= HEALTHY_RUNS.keys()
     assert FRESH_RUNS.keys() == {f"{name}_{FRESH_SEED}" for name in FRESH}
 
 

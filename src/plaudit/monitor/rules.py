@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, variance
 
@@ -172,10 +173,25 @@ def _length(history: History) -> Finding:
     return severity, {"truth": history.truth, **numbers}
 
 
-def _unfinished(history: History) -> Finding:
-    unfinished = history["unfinished"]
-    grown = min(unfinished.now, unfinished.now - unfinished.start) / 0.2
-    return max(unfinished.now / 0.5, grown), {"now": unfinished.now, "start": unfinished.start}
+def _cut(history: History, *, by_turns: bool) -> Finding:
+    """Find answers that a limit ends: of turns, or of length, which are all others that are unfinished."""
+    turns, every = history["episode/cut"], history["unfinished"]
+    now, start = (turns.now, turns.start) if by_turns else (every.now - turns.now, every.start - turns.start)
+    return max(now / 0.5, (now - start) / 0.2), {"now": now, "start": start}
+
+
+def _no_calls(history: History) -> Finding:
+    """Find tools that nothing calls: fewer than one call in a hundred episodes."""
+    recent = [sum(history[f"episode/{name}"].latest[-SETTLED:]) for name in ("calls", "unread_calls")]
+    now = sum(recent) / SETTLED
+    return 0.01 / max(now, 0.005), {"now": now, "steps": float(SETTLED)}
+
+
+def _bad_calls(history: History) -> Finding:
+    """Find calls that cannot be read or whose tool fails, if there are any calls: at least one in ten episodes."""
+    read, unread, failed = (history[f"episode/{name}"].now for name in ("calls", "unread_calls", "failed_calls"))
+    made = max(read + unread, 0.1)
+    return (unread + failed) / made / 0.5, {"unread": unread / made, "failed": failed / made}
 
 
 def _clipping(history: History) -> Finding:
@@ -245,7 +261,10 @@ LOOKS: Mapping[str, Callable[[History], Finding]] = {
     "idle reward": _idle_reward,
     "hacking": _hacking,
     "length": _length,
-    "unfinished": _unfinished,
+    "unfinished": partial(_cut, by_turns=False),
+    "turns": partial(_cut, by_turns=True),
+    "no calls": _no_calls,
+    "bad calls": _bad_calls,
     "equal groups": _share("groups/equal", 0.8),
     "empty": _share("empty", 0.8),
     "clipping": _clipping,

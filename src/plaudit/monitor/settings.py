@@ -10,7 +10,8 @@ from plaudit.support.fields import Section, nearest, setting
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Services that a run may also log to."""
 SIGNS = (
-    *("entropy", "kl", "idle reward", "hacking", "length", "unfinished", "equal groups", "empty", "clipping", "critic"),
+    *("entropy", "kl", "idle reward", "hacking", "length", "unfinished", "turns", "no calls", "bad calls"),
+    *("equal groups", "empty", "clipping", "critic"),
     *("centring", "sampler", "failed rewards", "outage", "skipped", "halted", "starving", "idle rollout", "loss"),
     *("not finite", "memory", "misplanned"),
 )

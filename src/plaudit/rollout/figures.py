@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from plaudit.types import Group, Stats
+from plaudit.types import Finish, Group, Stats
 
 
 def rollout_figures(groups: Sequence[Group]) -> Stats:
@@ -25,7 +25,10 @@ def rollout_figures(groups: Sequence[Group]) -> Stats:
         "length/max": float(max(r.completion.length for r in responses)),
         "unfinished": sum(not r.finished for r in responses) / len(responses),
     }
-    counts = [r.completion.episode.counts for r in responses if r.completion.episode is not None]
+    played = [r.completion for r in responses if r.completion.episode is not None]
+    if played:
+        figures["episode/cut"] = sum(one.finish is Finish.TURNS for one in played) / len(played)
+    counts = [one.episode.counts for one in played if one.episode is not None]
     for name in dict.fromkeys(name for one in counts for name in one):
         figures[f"episode/{name}"] = statistics.fmean(one[name] for one in counts if name in one)
     parts = {name for response in responses for name in response.score.parts}
