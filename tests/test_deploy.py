@@ -1,12 +1,16 @@
-"""The files of deploy/ on one machine: Slurm's commands are stubs around real processes."""
+"""The files of deploy/, as far as one machine can use them: Slurm's commands are stubs around real processes."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -19,6 +23,7 @@ from listening import free_port
 from waiting import until
 
 from plaudit import Run
+from plaudit.settings.recipes import read_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -30,6 +35,60 @@ exec "$@"
 SCONTROL = """#!/usr/bin/env bash
 if [ "$1" = show ]; then printf '127.0.0.1\\n127.0.0.1\\n'; else echo "$@" >> "$REQUEUED"; fi
 """
+
+
+NOT_SHOWN = {"length_max", "unfinished", "clip_fraction", "reward_failed", "groups_equal"}
+NOT_SHOWN |= {"time_generate", "time_rewards", "time_learn"}
+"""Figures of the board that are no curves of a run's page."""
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8")))
+
+
+def containers(found: Any) -> list[dict[str, Any]]:
+    """Every container of a document, with its pod's volumes."""
+    if isinstance(found, list):
+        return [one for part in found for one in containers(part)]
+    if not isinstance(found, dict):
+        return []
+    own = [one | {"volumes": found.get("volumes", [])} for one in found.get("containers", ())]
+    return own + [one for part in found.values() for one in containers(part)]
+
+
+def test_pods_mount_what_they_have_and_commands_are_those_of_plaudit() -> None:
+    (job,) = documents("rayjob.yaml")
+    program, method, recipe, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (program, recipe) == ("plaudit", "/work/grpo.yaml")
+    settings = read_settings(None, words, method=method)
+    assert (settings.runtime.kind, settings.runtime.address, settings.resume) == ("ray", "auto", "latest")
+    names = ("rayjob.yaml", "rayservice.yaml", "reward.yaml")
+    found = [one for name in names for document in documents(name) for one in containers(document)]
+    assert len(found) == 5
+    for one in found:
+        assert {mount["name"] for mount in one["volumeMounts"]} <= {volume["name"] for volume in one["volumes"]}
+        assert one["image"] == "plaudit:latest" and "memory" in one["resources"]["limits"]
+
+
+def test_the_image_copies_and_installs_what_there_is() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert copied and all((ROOT / word).exists() for word in copied)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (asked,) = re.findall(r'"\.\[([\w,]+)\]"', text)
+    assert {*asked.split(",")} <= {*extras}
+    (torch,) = re.findall(r'^ARG TORCH="(.*)"$', text, re.MULTILINE)
+    pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert re.search(rf"^{re.escape(torch)}\b", pinned, re.MULTILINE), "as the tests have it"
+
+
+def test_the_board_shows_figures_of_runs() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+    asked = [one["expr"] for panel in board["panels"] for one in panel["targets"]]
+    names = {name for text in asked for name in re.findall(r"ray_plaudit_(\w+)", text)}
+    assert len(names) == len(asked)
+    known = yaml.safe_load((ROOT / "src/plaudit/monitor/figures.yaml").read_text(encoding="utf-8"))
+    assert names - {re.sub(r"\W", "_", name) for name in known} == NOT_SHOWN
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from plaudit.support.fields import Section, nearest, setting
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "ray")
 """Services that a run may also log to."""
 SIGNS = (
     *("entropy", "kl", "idle reward", "hacking", "length", "unfinished", "turns", "no calls", "bad calls"),
@@ -25,8 +25,8 @@ class LogSettings(Section):
     samples_megabytes: float = setting(200.0, least=0)
     """Largest size of samples.jsonl in MB (online methods); to keep within it, only some answers are recorded."""
     trackers: dict[str, str] = field(default_factory=dict)
-    """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment), trackio and
-    tensorboard (a folder in the run's)."""
+    """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment), trackio,
+    tensorboard (a folder in the run's) and ray (to Prometheus: what the figures' names there begin with)."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     dismiss: list[str] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""Send a run's figures to TensorBoard, W&B, MLflow or Trackio: a file for each, with its optional library."""
+"""Send a run's figures to TensorBoard, W&B, MLflow, Trackio or Prometheus: a file for each, with its library."""

@@ -12,6 +12,7 @@ from plaudit.monitor.settings import LogSettings
 from plaudit.monitor.sinks import Tracker
 
 CLASSES = {"tensorboard": "TensorBoard", "wandb": "WeightsAndBiases", "mlflow": "MLflow", "trackio": "Trackio"}
+CLASSES |= {"ray": "RayMetrics"}
 """Trackers by package, each in the file of this name."""
 
 
