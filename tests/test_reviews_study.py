@@ -15,25 +15,37 @@ from review_data import ReviewsSize
 from studies import STUDIES
 
 from plaudit import load_settings
+from plaudit.models.load import fresh_model, load_tokenizer, save_model
+from plaudit.tasks.demo import DemoFiles
 
 
 @pytest.fixture
-def source(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source(imdb: Path, demo: DemoFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, and a tiny model in the real one's place."""
     monkeypatch.setenv(reviews.SOURCE, str(imdb))
-    few = partial(ReviewsSize, imitated=40, held_out=8, vocabulary=300)
-    monkeypatch.setattr("review_data.ReviewsSize", few)
+    monkeypatch.setattr("review_data.ReviewsSize", partial(ReviewsSize, imitated=40, held_out=8))
+    sizes = {"hidden_size": 20, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 5}
+    model = fresh_model({"model_type": "llama", "tie_word_embeddings": True, **sizes}, vocab_size=450, seed=0)
+    save_model(model, tmp_path / "model", tokenizer=load_tokenizer(str(demo.tokenizer)))
+    monkeypatch.setattr("reviews.smollm2.fetched", lambda: tmp_path / "model")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("variant", reviews.REVIEWS, ids=lambda v: v.name)
 def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("scripts").symlink_to(lab.ROOT / "scripts")
-    (reviews.FOLDER / "tokenizer").mkdir(parents=True)
-    for name in ("sft", "preferences", "preferred", "prompts"):
+    reviews.FOLDER.mkdir(parents=True)
+    (reviews.FOLDER / "model.gguf").symlink_to(tmp_path / "model")
+    for name in ("sft", "preferences", "exact", "preferred", "prompts"):
         for split in ("", "_validation"):
             (reviews.FOLDER / f"{name}{split}.jsonl").touch()
-    for recipe, name, overrides in (*reviews.TASK.first, (variant.recipe, variant.name, variant.overrides)):
+    for recipe, name, overrides in (
+        *reviews.TASK.first,
+        *variant.needs,
+        (variant.recipe, variant.name, variant.overrides),
+    ):
         load_settings(str(lab.ROOT / "configs" / f"{recipe}.yaml"), list(overrides))
         Path("runs", name).mkdir(parents=True)
 
@@ -43,10 +55,9 @@ def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: p
 def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(reviews, "DRAWN", (2, 4))
-    tiny = tuple(f"model.config.{key}" for key in ("hidden_size=20", "intermediate_size=16", "num_hidden_layers=1"))
     few = ("train.steps=2", "train.batch_size=4")
     (sft, reward) = reviews.TASK.first
-    first = ((sft[0], sft[1], (*tiny, *few)), (reward[0], reward[1], few))
+    first = ((sft[0], sft[1], few), (reward[0], reward[1], few))
     task = replace(reviews.TASK, first=first, max_tokens=8)
     monkeypatch.setattr(reviews, "TASK", task)
     short = {
@@ -56,7 +67,7 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chosen = tuple(
         replace(variant, task=task, overrides=(*variant.overrides, *short[variant.recipe]))
         for variant in reviews.REVIEWS
-        if variant.name in ("ppo_gold_0.2", "dpo_0.3")
+        if variant.name in ("ppo_gold", "dpo_exact")
     )
     monkeypatch.setattr(reviews, "REVIEWS", chosen)
     place = tmp_path / "lab"
@@ -64,15 +75,15 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
         variant.measured(place, lab.SEEDS[0])
     reviews.measured(place, lab.SEEDS[:1], jobs=1)
     found = reviews.found(place, lab.SEEDS[:1])
-    assert found.keys() == {"ppo_gold_0.2", "dpo_0.3", "best_of_n_gold", "best_of_n_judge"}
+    assert found.keys() == {"ppo_gold", "dpo_exact", "best_of_n_gold", "best_of_n_judge"}
     seed, width = str(lab.SEEDS[0]), len(reviews.TASK.figures)
-    assert all(len(point) == width for name in ("ppo_gold_0.2", "dpo_0.3") for point in found[name][seed])
+    assert all(len(point) == width for name in ("ppo_gold", "dpo_exact") for point in found[name][seed])
     (_, _, two), (_, _, four) = found["best_of_n_gold"][seed]
     assert 0 < two <= four < 1, "more answers, a better best"
     shown = reviews.side_by_side(place)
-    assert list(shown) == ["prompt", "SFT policy", "PPO, gold reward", "DPO"]
+    assert list(shown) == ["prompt", "SFT policy", "PPO, gold reward", "DPO, exact labels"]
     none: Any = {study: {} for study in STUDIES}
     page = "\n".join(tables(none | {"reviews": found}, shown))
-    assert "| PPO, gold reward, kl_coefficient=0.2 | 1 |" in page
+    assert "| PPO, gold reward | 1 |" in page
     reviewed(found, tmp_path / "reviews.png")
     assert (tmp_path / "reviews.png").stat().st_size > 10_000

@@ -34,7 +34,7 @@ import ray  # noqa: E402
 from plaudit.runtime import stage  # noqa: E402
 from plaudit.runtime.ray import RayRuntime  # noqa: E402
 from plaudit.runtime.ray_node import check_address  # noqa: E402
-from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
+from plaudit.runtime.ray_worker import RayWorker, _cause  # noqa: E402
 from plaudit.runtime.ray_worker_group import RayWorkerGroup  # noqa: E402
 from plaudit.runtime.resources import ResourcesError  # noqa: E402
 from plaudit.runtime.worker import SenderLost, WorkerLost  # noqa: E402
@@ -474,6 +474,12 @@ def test_what_listens_and_is_no_head_is_given_up(
         threading.Thread(target=accept, args=[server], daemon=True).start()
         with pytest.raises(ValueError, match=said):
             check_address(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_process_that_cannot_be_reached_is_named_without_codes_of_rays_calls() -> None:
+    raised = ray.exceptions.ActorUnavailableError("RpcError: RPC Error message: Socket closed; rpc_code: 14", None)
+    assert "rpc_code" in str(raised)
+    assert _cause(raised) == "its process cannot be reached, so it counts as lost"
 
 
 def test_a_token_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["rollout.workers=2"], "rollout.workers=2 .. runtime=ray"),
         ("ppo", ["runtime=ray", "rollout.workers=0"], "rollout.workers=0 must be"),
         ("sft", ["runtime.num_training_workers=2"], "runtime.num_training_workers=2 .. runtime=ray"),
+        ("sft", ["runtime=ray", "runtime.nodes_timeout=60"], "runtime.nodes_timeout=60 .. autoscaler .. set address"),
         (
             "sft",
             ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"],

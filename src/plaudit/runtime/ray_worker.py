@@ -110,9 +110,8 @@ class RayWorker(Generic[Kind_co]):
         self._start_timeout = settings.start_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.pid, self.node, self._stderr = 0, "", ""
-        self._told = ""
+        self._told, self._killed = "", False
         self._asking: asyncio.Future[list[str]] | None = None  # for the last lines of its stderr
-        self._killed = False
         self.processes = (self,)
 
     async def start(self, timeout: float) -> None:
@@ -314,16 +313,17 @@ class Stayed:
     def all(self, stayed: Sequence[Stayed]) -> list[Any]:
         """Fetch and return the objects of `stayed`, in order. Raises AnswersLost if any is lost."""
         try:
-            found: list[Any] = ray.get([one.reference for one in stayed])
+            return list(ray.get([one.reference for one in stayed]))
         except GONE as error:
             raise AnswersLost("answers on a node", _cause(error)) from error
-        return found
 
 
 def _cause(error: Exception) -> str:
     """Return the reason of a loss as text: for a dead node the end of Ray's message, else its first line."""
     if isinstance(error, exceptions.ObjectLostError):
         return f"what it returned is lost ({type(error).__name__})"
+    if isinstance(error, exceptions.ActorUnavailableError):  # its message has codes of Ray's calls
+        return "its process cannot be reached, so it counts as lost"
     text = str(error)
     return f"{NODE} ({text.rpartition(': ')[2].strip()})" if "its node has died" in text else reason_of(error)
 

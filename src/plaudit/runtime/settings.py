@@ -28,13 +28,7 @@ OF_RANKS = ("num_training_workers", "mesh", "strategy", "servers")
 """Settings that only runtime=ray reads and on which the trained weights depend."""
 TIMEOUTS = ("start_timeout", "nodes_timeout", "collective_timeout", "heartbeat_timeout")
 OF_RAY = (
-    *OF_RANKS,
-    *TIMEOUTS,
-    "address",
-    "resources_per_worker",
-    "resources_per_rollout_worker",
-    "weights",
-    "backend",
+    *(*OF_RANKS, *TIMEOUTS, "address", "resources_per_worker", "resources_per_rollout_worker", "weights", "backend"),
     "max_failures_per_hour",
 )
 """Settings that only runtime=ray reads."""
@@ -282,6 +276,11 @@ class RuntimeSettings(Section):
                 "strategy=fsdp and a number of ranks by num_training_workers or data"
             )
         yield from self._about_servers()
+        if self.kind == "ray" and self.nodes_timeout and self.address is None:
+            yield (
+                f"nodes_timeout={self.nodes_timeout:g} waits for nodes of a cluster with an autoscaler, and this run "
+                "starts a cluster of its own: set address, or leave it out"
+            )
         for key, resources in self._reserved().items():
             if "CPU" in resources and not any(resources.values()):
                 yield f"{key}={resources} reserves nothing: give a part of a CPU, such as 0.1"
