@@ -149,12 +149,8 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
     names = {f"samples_{k}": str(k) for k in studies.SAMPLED}
     title = f"Samples a prompt, {studies.ANSWERS} answers a step"
     yield from _ends(title, "samples", names, found["samples"], few)
-    names = {
-        f"{name}_{value:g}": f"{title}, {key.partition('.')[2]}={value:g}"
-        for name, (title, _, key, values) in reviews.SWEPT.items()
-        for value in values
-    }
-    yield from _ends("Real reviews", "method", names, found["reviews"], (*few, "judge", "perplexity", "distinct"))
+    many = (*few, "judge", "perplexity", "distinct")
+    yield from _ends("Real reviews", "method", reviews.TITLES, found["reviews"], many)
     if shown:
         yield from ("## Real reviews, answers side by side", "")
         for prompt, *answers in zip(*shown.values(), strict=True):
@@ -164,19 +160,18 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
 
 @picture(8, 5)
 def reviewed(found: Found, figure: Any) -> None:
-    """Gold against KL on real reviews, up to 25 nats: a line a variant, its end larger; best of n as crosses."""
+    """Gold against KL on real reviews: a line a variant, its end larger; best of n as crosses."""
     axes = figure.add_subplot()
-    for number, (name, (title, _, _, values)) in enumerate(reviews.SWEPT.items()):
-        for order, value in enumerate(values):
-            if points := found.get(f"{name}_{value:g}"):
-                _line(axes, points, "" if order else title, PALETTE[number])
+    for number, (name, title) in enumerate(reviews.TITLES.items()):
+        if points := found.get(name):
+            _line(axes, points, title, (*PALETTE, "#c9a227")[number])
     for by, colour in (("gold", "black"), ("judge", "grey")):
         if own := found.get(f"best_of_n_{by}"):
             kl, gold = (
                 [fmean(point[column] for point in n) for n in zip(*own.values(), strict=True)] for column in (1, 2)
             )
             axes.plot(kl, gold, "x--", color=colour, label=f"best of n by {by}")
-    axes.set(xlabel="KL to the SFT policy, nats an answer", ylabel="gold: probability of positive", xlim=(-0.5, 25))
+    axes.set(xlabel="KL to the SFT policy, nats an answer", ylabel="gold: probability of positive")
     axes.legend(loc="lower right")
 
 

@@ -1,10 +1,11 @@
 """Controlled sentiment on film reviews that people wrote (Maas et al. 2011), as in the DPO paper, section 6.
 
     imdb-test                   -> passages -> the gold classifier (polarity.py), which nothing else sees
-    imdb-train, imdb-unlabelled -> passages -> tokenizer, rows to imitate, prompts
-    two answers to each prompt  -> the better one, drawn by gold with noise -> preferences, preferred
+    imdb-train, imdb-unlabelled -> passages -> rows to imitate, prompts
+    answers to each prompt      -> the best and the worst by gold -> the better one, drawn with noise -> preferences
+                                                                  -> the better one                   -> exact
 
-A passage is a run of sentences of 20 to 45 words, a prompt its first two to eight words.
+A passage is a run of sentences of 8 to 18 words, a prompt its first two to five words.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polarity import Gold, Sentence, train_gold
 
-from plaudit.data.byte_pairs import train_tokenizer
 from plaudit.data.write import write_rows
 
-SHORTEST, LONGEST = 20, 45
-NOISE = 1.0
+SHORTEST, LONGEST = 8, 18
+NOISE = 3.0
 """P(a before b) = sigma((gold log-odds of a - of b) / NOISE)."""
 
 
@@ -32,14 +33,12 @@ NOISE = 1.0
 class ReviewsSize:
     """How many rows of each kind are made."""
 
-    imitated: int = 240_000
+    imitated: int = 3_000
     """Passages to imitate."""
-    labelled: int = 8_000
+    labelled: int = 1_000
     """Prompts whose answers are labelled and that training answers."""
-    held_out: int = 256
+    held_out: int = 96
     """Rows to measure by, of each kind."""
-    vocabulary: int = 8192
-    """Tokens of the tokenizer."""
 
 
 def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
@@ -78,34 +77,38 @@ def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize
     write_rows(folder / "sft_validation.jsonl", validation)
     write_rows(folder / "prompts_test.jsonl", prompts[: size.held_out])
     write_rows(folder / "prompts.jsonl", prompts[size.held_out :])
-    whole = (row["prompt"] + row["completion"] for row in imitated)
-    train_tokenizer(whole, folder / "tokenizer", vocabulary=size.vocabulary)
     return gold.accuracy(judged[:tenth])
 
 
 def _begun(text: str, rng: random.Random) -> dict[str, str]:
-    prompt = " ".join(text.split()[: rng.randint(2, 8)])
+    prompt = " ".join(text.split()[: rng.randint(2, 5)])
     return {"prompt": prompt, "completion": text[len(prompt) :]}
 
 
-def label_answers(
-    folder: Path,
-    answered: Iterable[tuple[str, list[str]]],
-    gold: Gold,
-    *,
-    seed: int = 0,
-    size: ReviewsSize | None = None,
-) -> None:
-    """Write each prompt's two answers as a pair, if they differ and none is empty; and the chosen ones, to imitate."""
-    held_out = (size or ReviewsSize()).held_out
-    rng, rows = random.Random(seed), list[dict[str, str]]()
+def extremes(answered: Iterable[tuple[str, list[str]]], gold: Gold) -> Iterator[dict[str, Any]]:
+    """Yield each prompt with its best and worst answer by gold and how far apart they are in log-odds, if they differ.
+    Empty answers are left out."""
     for prompt, answers in answered:
-        first, second = (gold.log_odds(prompt + answer) for answer in answers)
-        better = rng.random() < 1 / (1 + math.exp(-(first - second) / NOISE))
-        chosen, rejected = answers if better else answers[::-1]
-        if chosen != rejected and chosen.strip() and rejected.strip():
-            rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    pairs = rows[held_out:]
-    write_rows(folder / "preferences_validation.jsonl", rows[:held_out])
-    write_rows(folder / "preferences.jsonl", pairs)
-    write_rows(folder / "preferred.jsonl", [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs])
+        worth = {answer: gold.log_odds(prompt + answer) for answer in answers if answer.strip()}
+        if len(worth) > 1:
+            best, worst = max(worth, key=worth.__getitem__), min(worth, key=worth.__getitem__)
+            yield {"prompt": prompt, "best": best, "worst": worst, "margin": round(worth[best] - worth[worst], 4)}
+
+
+def label_answers(
+    folder: Path, answers: Iterable[dict[str, Any]], *, seed: int = 0, size: ReviewsSize | None = None
+) -> None:
+    """Write the `extremes` as pairs, labelled with noise and without, and those chosen with noise, to imitate."""
+    held_out = (size or ReviewsSize()).held_out
+    rng = random.Random(seed)
+    pairs: dict[str, list[dict[str, str]]] = {"preferences": [], "exact": []}
+    for row in answers:
+        sure = 1 / (1 + math.exp(-row["margin"] / NOISE))
+        for name, right in (("preferences", rng.random() < sure), ("exact", True)):
+            chosen, rejected = (row["best"], row["worst"]) if right else (row["worst"], row["best"])
+            pairs[name].append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+    for name, rows in pairs.items():
+        write_rows(folder / f"{name}_validation.jsonl", rows[:held_out])
+        write_rows(folder / f"{name}.jsonl", rows[held_out:])
+    preferred = ({"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs["preferences"][held_out:])
+    write_rows(folder / "preferred.jsonl", preferred)

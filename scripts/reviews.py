@@ -1,12 +1,12 @@
 """Controlled sentiment on real film reviews, as in figure 2 of the DPO paper (https://arxiv.org/abs/2305.18290).
 
-    FOLDER (imdb-train, imdb-unlabelled, imdb-test) -> files of review_data.py -> SFT from nothing
-               -> two answers a prompt, labelled by gold with noise -> judge
-    SFT policy -> PPO on gold and on the judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
+    FOLDER (imdb-train, imdb-unlabelled, imdb-test) -> files of review_data.py
+    SmolLM2-135M-Instruct -> SFT on passages -> answers to prompts, pairs labelled by gold, with noise or not -> judges
+    SFT policy -> PPO on gold and on a judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
                -> best of n by gold and by the judge
 
 `python scripts/results.py --reviews FOLDER --only reviews` runs it; needs scikit-learn. Seeds share files and SFT
-policy; labels, judge and policies are each seed's.
+policy; labels, judges and policies are each seed's.
 """
 
 from __future__ import annotations
@@ -19,28 +19,38 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from lab import EXAMPLES, SEEDS, WITH_WORDS, Task, Variant, bench, kept, measure
+from lab import EXAMPLES, SEEDS, WITH_WORDS, Stage, Task, Variant, bench, kept, measure
 from polarity import load_gold
-from review_data import label_answers, make_reviews
+from review_data import extremes, label_answers, make_reviews
+
+from plaudit.commands import smollm2
+from plaudit.data.write import write_rows
 
 SOURCE = "PLAUDIT_REVIEWS"  # variable of the environment: the folder of reviews
-DRAWN = (4, 16, 64)  # answers of best of n
+DRAWN = (2, 4, 16)  # answers of best of n
+COMPARED = 8  # answers to a prompt, of which gold's best and worst are labelled
 FOLDER = Path("data/reviews")
 HELD_OUT = FOLDER / "prompts_test.jsonl"
 GOLD = {"folder": str(FOLDER / "gold")}
 
 
 def files(folder: Path, seed: int) -> None:
-    """Write what can be written before there is a policy."""
+    """Write what can be written before there is a policy, and link the model."""
     accuracy = make_reviews(Path(os.environ[SOURCE]), folder, seed=seed)
+    (folder / "model.gguf").unlink(missing_ok=True)
+    (folder / "model.gguf").symlink_to(smollm2.fetched())
     (folder / "about.json").write_text(json.dumps({"gold accuracy": round(accuracy, 4)}) + "\n", encoding="utf-8")
 
 
 def label(folder: Path, seed: int) -> None:
-    """Draw two answers of the SFT policy to each prompt, and which of them a person would prefer."""
-    groups = drawn(folder / "prompts.jsonl", 2, seed)
-    answered = ((group[0].prompt.text, [answer.completion.text for answer in group]) for group in groups)
-    label_answers(folder, answered, load_gold(folder / "gold"), seed=seed)
+    """Label answers of the SFT policy to each prompt: gold's best and worst of `COMPARED`, drawn once for all seeds,
+    and which of them a person would prefer."""
+    path = folder / "answers.jsonl"
+    if not path.exists():
+        groups = drawn(folder / "prompts.jsonl", COMPARED, seed)
+        answered = ((group[0].prompt.text, [answer.completion.text for answer in group]) for group in groups)
+        write_rows(path, extremes(answered, load_gold(folder / "gold")))
+    label_answers(folder, map(json.loads, path.read_text(encoding="utf-8").splitlines()), seed=seed)
 
 
 def drawn(prompts: Path, samples: int, seed: int, *, limit: int | None = None, judge: str | None = None) -> Any:
@@ -60,25 +70,38 @@ TASK = Task(
     gold="scripts/polarity.py:gold_probability",
     options=GOLD,
     prompts=str(HELD_OUT),
-    max_tokens=64,
+    max_tokens=24,
     figures=WITH_WORDS,
     shared=True,
 )
-SWEPT: dict[str, tuple[str, int, str, tuple[float, ...]]] = {
-    "ppo_gold": ("PPO, gold reward", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
-    "ppo": ("PPO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
-    "grpo": ("GRPO, judge", 10, "algorithm.kl_in_loss", (0.05, 0.2)),
-    "rloo": ("RLOO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
-    "dpo": ("DPO", 50, "algorithm.beta", (0.1, 0.3)),
-    "kto": ("KTO", 50, "algorithm.beta", (0.1,)),
-    "preferred": ("SFT on the preferred", 50, "train.epochs", (2,)),
-}
-"""Recipes in configs/reviews: title, steps between points, what is swept, and over which values."""
+EXACT = ("data.train=data/reviews/exact.jsonl", "data.validation=data/reviews/exact_validation.jsonl")
+JUDGE: Stage = ("reviews/reward", "reward_exact", EXACT)
+"""The judge that learns from labels without noise."""
 REVIEWS = tuple(
-    Variant(name=f"{name}_{value:g}", recipe=f"reviews/{name}", overrides=(f"{key}={value:g}",), every=every, task=TASK)
-    for name, (_, every, key, values) in SWEPT.items()
-    for value in values
+    Variant(name=name, recipe=f"reviews/{name.removesuffix('_exact')}", every=every, task=TASK, **how)
+    for name, every, how in (
+        ("ppo_gold", 8, {}),
+        ("ppo", 8, {}),
+        ("grpo", 8, {}),
+        ("rloo", 8, {}),
+        ("dpo", 19, {}),
+        ("kto", 19, {}),
+        ("preferred", 19, {}),
+        ("ppo_exact", 8, {"needs": (JUDGE,), "judge": "reward_exact"}),
+        ("dpo_exact", 19, {"overrides": EXACT}),
+    )
 )
+TITLES = {
+    "ppo_gold": "PPO, gold reward",
+    "ppo": "PPO, judge",
+    "grpo": "GRPO, judge",
+    "rloo": "RLOO, judge",
+    "dpo": "DPO",
+    "kto": "KTO",
+    "preferred": "SFT on the preferred",
+    "ppo_exact": "PPO, judge of exact labels",
+    "dpo_exact": "DPO, exact labels",
+}
 
 
 def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
@@ -128,15 +151,15 @@ def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[floa
 
 
 def side_by_side(lab: Path) -> dict[str, list[str]]:
-    """The first prompts, and answers of the first seed: of a method the middle variant, of two the second."""
+    """The first prompts, and answers of the first seed."""
     if not (prompts := lab / f"seed{SEEDS[0]}" / HELD_OUT).exists():
         return {}
     rows = prompts.read_text(encoding="utf-8").splitlines()[:EXAMPLES]
     shown = {"prompt": [json.loads(row)["prompt"] for row in rows]}
     if (before := lab / "measured" / "sft_texts.json").exists():
         shown["SFT policy"] = json.loads(before.read_text(encoding="utf-8"))
-    for name, (title, _, _, values) in SWEPT.items():
-        path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_{SEEDS[0]}.json"
+    for name, title in TITLES.items():
+        path = lab / "measured" / f"{name}_{SEEDS[0]}.json"
         if path.exists():
             shown[title] = json.loads(path.read_text(encoding="utf-8"))["texts"]
     return shown
