@@ -29,7 +29,7 @@ HEALTH = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 """As docs/distributed.md has it for several nodes: one that is gone is given up in six seconds."""
 for key, value in HEALTH.items():
     os.environ.setdefault(f"RAY_health_check_{key}", value)
-from plaudit import load_settings, run  # noqa: E402
+from plaudit import Turn, load_settings, run  # noqa: E402
 from plaudit.executors.ray import RayExecutor  # noqa: E402
 from plaudit.loop.progress import Moment  # noqa: E402
 from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
@@ -42,11 +42,11 @@ PHASES = ("rollout", "reward", "update", "apply", "publish", "save")
 """What the driver has just asked for: answers, scores, gradients, the optimizer's step, new weights, a checkpoint."""
 CALLS = {"generate": "rollout", "of_sequences": "reward", "of_distant": "reward", "load": "publish", "write": "save"}
 """The phase of a call to a worker; ranks' parts have their own."""
-PARTS = {"prepare": "update", "apply": "apply"}
+PARTS = {"prepare": "update", "push": "update", "apply": "apply", "step": "apply", "save": "save"}
 WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}
 """What the runtime calls the workers of a role."""
-APART = {"reference": "reference rank", "critic": "critic rank"}
-"""Those of ranks with a placement of their own."""
+APART = {"reference": "reference rank", "critic": "critic rank", "server": "parameter server"}
+"""Those of ranks with a placement of their own, and of strategy=server."""
 NODES = ("node", "partition")
 """Roles where everything on a node is lost."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}
@@ -63,8 +63,8 @@ class Kill:
     """SIGKILL (or SIGSTOP) of a process of `role` at the next call of `phase`, once the run has done `step` steps."""
 
     role: str
-    """rank, rollout, judge; node: every process of one's node; partition: one's node is cut off; driver: the run's own
-    process."""
+    """rank, rollout, judge, server; node: every process of one's node; partition: one's node is cut off; driver: the
+    run's own process."""
     phase: str
     step: int
     signal: signal.Signals = signal.SIGKILL
@@ -287,6 +287,19 @@ class Killer:
 
     def table(self) -> str:
         return "\n".join([HEADER, *(kill.row() for kill in self.kills)])
+
+
+class Letters:
+    """An environment that says three times how long an answer was, and pays by it."""
+
+    def reset(self) -> None:
+        self.said = list[int]()
+
+    def step(self, message: dict[str, str]) -> Turn:
+        self.said.append(len(message["content"]))
+        if len(self.said) == 3:
+            return Turn(done=True, reward=sum(self.said) % 11 / 5 - 1)
+        return Turn(messages=[{"role": "user", "content": f"That has {self.said[-1]} letters."}])
 
 
 def varied(completion: str) -> float:

@@ -57,11 +57,16 @@ ROUNDS: dict[str, Kind] = {
     "ppo": Kind("ppo", 18, 7.0, cold=3),
     "lag": Kind("lag", 5, 8.0, cold=1),
     "ranks": Kind("2 ranks", 7, 9.0, ("rank", "rollout"), cold=1),  # one dies while the other waits for it
+    "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout"), cold=2),
     "drivers": Kind("grpo", 6, 23.0, ("driver",), apart=3, later=1),
+    "drivers-episodes": Kind("episodes", 1, 30.0, ("driver",), later=1),
     "nodes": Kind("ppo", 6, 15.0, ("node",)),
     "partitions": Kind("ppo", 3, 25.0, ("partition",)),
     "nodes-cut": Kind("cut", 1, 25.0, ("node",)),
     "nodes-stages": Kind("stages", 1, 25.0, ("node",)),
+    "zero1": Kind("zero1", 1, 10.0, RANK),
+    "zero2": Kind("zero2", 1, 10.0, RANK),
+    "servers": Kind("servers", 2, 20.0, ("rank", "server"), cold=None),
     "sharded": Kind("sharded", 1, 10.0, RANK),  # to send or save the parameters takes both ranks
     "cut": Kind("cut", 1, 10.0, RANK),  # ranks meet in every product
     "stages": Kind("stages", 1, 12.0, RANK),  # one has nothing to do where the other is not
@@ -69,7 +74,7 @@ ROUNDS: dict[str, Kind] = {
     "mirrored": Kind("mirrored", 1, 15.0, RANK, later=2),  # checkpoints are further apart
     "grid": Kind("grid", 1, 20.0, RANK),
 }
-"""Seventy-one kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
+"""Eighty-two kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
 of each mesh one; the next rounds take others, with other freezes. Kills.py says how ranks share the model."""
 
 
