@@ -79,6 +79,7 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
     """A training line."""
     pairs = task.method in ("reward", "dpo")
     path = str(task.path({"sft": "fresh", "reward": "judge"}.get(task.method, "policy")))
+    chats = not isinstance(read_rows(task.data)[0]["prompt"], str)  # a checkpoint with a chat template would make some
     optimizer = {"learning_rate": task.learning_rate, "betas": [0.9, 0.95], "schedule": "constant"}
     settings = {
         "name": "plaudit",
@@ -88,7 +89,7 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
         "threads": task.threads,
         "seed": task.seed,
         "model": {"path": path, "lora": {"rank": task.lora}},
-        "data": {"train": task.data, "shuffle": False, "bad_rows": 0},
+        "data": {"train": task.data, "shuffle": False, "bad_rows": 0, "as_chat": chats},
         "optimizer": optimizer,
         "train": {"steps": task.total_steps, "batch_size": task.rows // (2 if pairs else 1)},
         "save": {"every": None},

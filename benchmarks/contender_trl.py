@@ -19,7 +19,7 @@ import torch
 from datasets import Dataset
 from gate import Gate
 from harness import versions
-from task import Task, begin, read_rows, richness
+from task import PRETRAINED, Task, begin, read_rows, richness
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 
@@ -50,6 +50,10 @@ COMMON = {
     "disable_tqdm": True,
 }
 """Settings of all of TRL's trainers, here and in the race."""
+
+
+ROWS = 32
+"""Most answers of a pass with the pretrained model: with all 128 of the race TRL needs more than 23 GiB."""
 
 
 def arguments(task: Task) -> dict[str, Any]:
@@ -120,17 +124,20 @@ def groups(task: Task, gate: Gate) -> None:
         before, seen[0] = seen[0], int(trainer.state.num_input_tokens_seen)
         return seen[0] - before
 
+    passes = -(-task.rows // ROWS) if task.model == PRETRAINED else 1
+    given = arguments(task) | {"per_device_train_batch_size": task.rows // passes}
     kind, config = (GRPOTrainer, GRPOConfig) if task.method == "grpo" else (RLOOTrainer, RLOOConfig)
     tokenizer = AutoTokenizer.from_pretrained(task.path("policy"))
     trainer = kind(
         model=language_model(task),
         reward_funcs=[by_batch(one["function"], tokenizer.eos_token_id) for one in task.rewards],
         args=config(
-            **arguments(task),
+            **given,
             reward_weights=[one.get("weight", 1.0) for one in task.rewards],
             num_generations=task.samples,
             max_completion_length=task.max_new_tokens,
-            steps_per_generation=1,
+            gradient_accumulation_steps=passes,
+            steps_per_generation=passes,
             beta=task.kl,
             shuffle_dataset=False,
         ),
