@@ -155,6 +155,7 @@ def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEM
         sft.symlink_to(Path("../..", first.name, "runs", "sft"))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "scripts").exists():  # recipes name rewards as "scripts/FILE.py:NAME", from the working folder
+        (folder / "scripts").unlink(missing_ok=True)  # to a tree that is gone
         (folder / "scripts").symlink_to(ROOT / "scripts")
     with chdir(folder):
         if not (Path(task.folder) / "about.json").exists():

@@ -151,6 +151,8 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
     yield from _ends(title, "samples", names, found["samples"], few)
     many = (*few, "judge", "perplexity", "distinct")
     yield from _ends("Real reviews", "method", reviews.TITLES, found["reviews"], many)
+    tried = {variant.name: variant.name.replace("_", " ") for variant in reviews.TRIALS}
+    yield from _ends("Real reviews, the choice of the rate on other prompts", "method", tried, found["reviews"], many)
     if shown:
         yield from ("## Real reviews, answers side by side", "")
         for prompt, *answers in zip(*shown.values(), strict=True):

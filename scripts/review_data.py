@@ -1,7 +1,7 @@
 """Controlled sentiment on film reviews that people wrote (Maas et al. 2011), as in the DPO paper, section 6.
 
     imdb-test                   -> passages -> the gold classifier (polarity.py), which nothing else sees
-    imdb-train, imdb-unlabelled -> passages -> rows to imitate, prompts
+    imdb-train, imdb-unlabelled -> passages -> rows to imitate, prompts, others to choose settings by
     answers to each prompt      -> the best and the worst by gold -> the better one, drawn with noise -> preferences
                                                                   -> the better one                   -> exact
 
@@ -17,6 +17,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,14 @@ def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize
     gold.save(folder / "gold")
     texts = [text for name in names[1:] for text, _ in passages(source / name)]
     rng.shuffle(texts)
-    rows = [_begun(text, rng) for text in texts[: size.imitated + size.labelled + 2 * size.held_out]]
-    imitated, validation = rows[: size.imitated], rows[size.imitated : size.imitated + size.held_out]
-    rest = rows[size.imitated + size.held_out :]
+    parts = (size.imitated, size.held_out, size.labelled + size.held_out, size.held_out)
+    rows = (_begun(text, rng) for text in texts[: sum(parts)])
+    imitated, validation, rest, further = (list(islice(rows, part)) for part in parts)
     prompts = [{"prompt": text} for text in dict.fromkeys(row["prompt"] for row in rest)]
+    tuning = [{"prompt": row["prompt"]} for row in further if {"prompt": row["prompt"]} not in prompts]
     write_rows(folder / "sft.jsonl", imitated)
     write_rows(folder / "sft_validation.jsonl", validation)
+    write_rows(folder / "prompts_tuning.jsonl", tuning)
     write_rows(folder / "prompts_test.jsonl", prompts[: size.held_out])
     write_rows(folder / "prompts.jsonl", prompts[size.held_out :])
     return gold.accuracy(judged[:tenth])

@@ -4,6 +4,7 @@
     SmolLM2-135M-Instruct -> SFT on passages -> answers to prompts, pairs labelled by gold, with noise or not -> judges
     SFT policy -> PPO on gold and on a judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
                -> best of n by gold and by the judge
+    another seed's labels and judge -> DPO and GRPO at two rates -> gold on other prompts: how the rate was chosen
 
 `python scripts/results.py --reviews FOLDER --only reviews` runs it; needs scikit-learn. Seeds share files and SFT
 policy; labels, judges and policies are each seed's.
@@ -16,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,19 @@ TITLES = {
     "ppo_exact": "PPO, judge of exact labels",
     "dpo_exact": "DPO, exact labels",
 }
+TUNING_SEED = 0
+RATES = ("5.0e-4", "1.0e-3")
+TRIALS = tuple(
+    Variant(
+        name=f"{name}_at_{rate}",
+        recipe=f"reviews/{name}",
+        overrides=(f"optimizer.learning_rate={rate}",),
+        task=replace(TASK, prompts=str(FOLDER / "prompts_tuning.jsonl")),
+    )
+    for name in ("dpo", "grpo")
+    for rate in RATES
+)
+"""What the rate was chosen by, on prompts and labels that report nothing."""
 
 
 def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
@@ -128,6 +143,7 @@ def sft_texts() -> list[str]:
 def measured(lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
     """Measure all variants and best of n, as far as they were not yet, and keep some of the SFT policy's answers."""
     measure(REVIEWS, lab, seeds, jobs=jobs)
+    measure(TRIALS, lab, (TUNING_SEED,), jobs=jobs)
     for seed in seeds:
         _written(lab, f"best_of_n_{seed}", seed, best_of, seed)
     _written(lab, "sft_texts", SEEDS[0], sft_texts)
@@ -142,7 +158,7 @@ def _written(lab: Path, name: str, seed: int, make: Callable[..., Any], *given: 
 
 def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
     """Points by variant and seed, best of n among them."""
-    points = kept(REVIEWS, lab, seeds)
+    points = kept(REVIEWS, lab, seeds) | kept(TRIALS, lab, (TUNING_SEED,))
     for seed in seeds:
         path = lab / "measured" / f"best_of_n_{seed}.json"
         for name, own in json.loads(path.read_text(encoding="utf-8")).items() if path.exists() else ():

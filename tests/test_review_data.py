@@ -40,9 +40,10 @@ def test_files_share_no_passage_with_the_gold_classifier(imdb: Path, tmp_path: P
     assert (len(imitated), len(validation)) == (40, 8)
     seen = {text for name in ("train", "unlabelled") for text, _ in passages(imdb / f"imdb-{name}.jsonl.gz")}
     assert {row["prompt"] + row["completion"] for row in imitated + validation} <= seen
-    prompts, held_out = ({row["prompt"] for row in rows(tmp_path / f"prompts{end}.jsonl")} for end in ("", "_test"))
-    assert prompts and held_out and not prompts & held_out
-    assert all(2 <= len(text.split()) <= 5 for text in prompts | held_out)
+    ends = ("", "_test", "_tuning")
+    prompts, held_out, tuning = ({row["prompt"] for row in rows(tmp_path / f"prompts{end}.jsonl")} for end in ends)
+    assert prompts and held_out and tuning and not prompts & held_out and not tuning & (prompts | held_out)
+    assert all(2 <= len(text.split()) <= 5 for text in prompts | held_out | tuning)
 
 
 def test_labels_follow_gold_with_noise(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from plaudit.tasks.demo import DemoFiles
 def source(imdb: Path, demo: DemoFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, and a tiny model in the real one's place."""
     monkeypatch.setenv(reviews.SOURCE, str(imdb))
-    monkeypatch.setattr("review_data.ReviewsSize", partial(ReviewsSize, imitated=40, held_out=8))
+    monkeypatch.setattr("review_data.ReviewsSize", partial(ReviewsSize, imitated=40, labelled=100, held_out=8))
     sizes = {"hidden_size": 20, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 5}
     model = fresh_model({"model_type": "llama", "tie_word_embeddings": True, **sizes}, vocab_size=450, seed=0)
     save_model(model, tmp_path / "model", tokenizer=load_tokenizer(str(demo.tokenizer)))
@@ -32,7 +32,7 @@ def source(imdb: Path, demo: DemoFiles, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("source")
-@pytest.mark.parametrize("variant", reviews.REVIEWS, ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [*reviews.REVIEWS, *reviews.TRIALS], ids=lambda v: v.name)
 def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("scripts").symlink_to(lab.ROOT / "scripts")
@@ -70,12 +70,17 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if variant.name in ("ppo_gold", "dpo_exact")
     )
     monkeypatch.setattr(reviews, "REVIEWS", chosen)
+    trial = reviews.TRIALS[0]
+    trial = replace(trial, task=replace(task, prompts=trial.task.prompts), overrides=(*trial.overrides, *few))
+    monkeypatch.setattr(reviews, "TRIALS", (trial,))
     place = tmp_path / "lab"
     for variant in chosen:  # in this process, which has the small sizes
         variant.measured(place, lab.SEEDS[0])
+    trial.measured(place, reviews.TUNING_SEED)
     reviews.measured(place, lab.SEEDS[:1], jobs=1)
     found = reviews.found(place, lab.SEEDS[:1])
-    assert found.keys() == {"ppo_gold", "dpo_exact", "best_of_n_gold", "best_of_n_judge"}
+    assert found.keys() == {"ppo_gold", "dpo_exact", trial.name, "best_of_n_gold", "best_of_n_judge"}
+    assert found[trial.name].keys() == {str(reviews.TUNING_SEED)}, "no seed that reports"
     seed, width = str(lab.SEEDS[0]), len(reviews.TASK.figures)
     assert all(len(point) == width for name in ("ppo_gold", "dpo_exact") for point in found[name][seed])
     (_, _, two), (_, _, four) = found["best_of_n_gold"][seed]
@@ -84,6 +89,6 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(shown) == ["prompt", "SFT policy", "PPO, gold reward", "DPO, exact labels"]
     none: Any = {study: {} for study in STUDIES}
     page = "\n".join(tables(none | {"reviews": found}, shown))
-    assert "| PPO, gold reward | 1 |" in page
+    assert "| PPO, gold reward | 1 |" in page and "| dpo at 5.0e-4 | 1 |" in page
     reviewed(found, tmp_path / "reviews.png")
     assert (tmp_path / "reviews.png").stat().st_size > 10_000
