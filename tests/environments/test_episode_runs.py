@@ -22,6 +22,7 @@ from plaudit.data.settings import DataSettings
 from plaudit.environments.settings import EnvironmentSettings
 from plaudit.evaluate.evaluation import evaluate
 from plaudit.evaluate.settings import EvaluationSettings, SamplingSettings
+from plaudit.monitor.sinks import read_jsonl
 from plaudit.rewards.settings import RewardSettings
 from plaudit.support.fields import SettingsError
 
@@ -78,6 +79,9 @@ def test_a_run_on_ray_learns_the_same(episodes: Recipe) -> None:
     there = run(load_settings(episodes("grpo", "ray", runtime=RAY, rollout={"workers": 2})))
     assert local.samples == there.samples
     assert same_weights(local, there)
+    for done in (local, there):
+        stretches = [one for one in read_jsonl(done.folder / "events.jsonl") if one["phase"] == "samples"]
+        assert stretches and all(one["turns"] for one in stretches), "the lanes mark where turns ended"
 
 
 def test_an_agents_run_replays_and_is_the_same_on_ray(episodes: Recipe) -> None:

@@ -30,6 +30,20 @@ def test_requests_at_the_same_time_are_one_stretch_which_new_weights_cut(tmp_pat
     ]
 
 
+def test_ends_of_turns_are_marks_of_their_stretch(tmp_path: Path) -> None:
+    """Turns end at 1.52, 1.54 and 3 s of a stretch that begins at 1; new weights come at 2. One in a tenth is kept."""
+    now = [1.0]
+    with Events(tmp_path / "events.jsonl", clock=lambda: now[0]) as events, events.doing("engine", "samples"):
+        for end in (1.52, 1.54, 3.0):
+            with events.doing("engine", "samples", turn=True):
+                now[0] = end
+            if end == 1.54:
+                now[0] = 2.0
+                events.cut(1)
+    stretches = read_jsonl(tmp_path / "events.jsonl")
+    assert [(one["begin"], one["end"], one["turns"]) for one in stretches] == [(1.0, 2.0, [0.5]), (2.0, 3.0, [1.0])]
+
+
 def test_short_stretches_are_recorded_together(tmp_path: Path) -> None:
     """Twelve rewards of 2 ms, each before 98 ms of learning: 24 ms in four stretches that end with every third."""
     now = [0.0]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 
 
 class Timed:
-    """A sampler that enters `doing()` during each request, so that its time is recorded."""
+    """A sampler that enters `doing(turn=...)` during each request, so that its time is recorded."""
 
-    def __init__(self, sampler: Sampler, doing: Callable[[], AbstractContextManager[None]]):
+    def __init__(self, sampler: Sampler, doing: Doing):
         self.sampler, self.doing = sampler, doing
 
     @property
@@ -43,7 +43,7 @@ class Timed:
         return self.sampler.busy
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
-        with self.doing():
+        with self.doing(turn=bool(plan) and plan[0].episode is not None):
             return await self.sampler.generate(prompt_tokens, plan)
 
 

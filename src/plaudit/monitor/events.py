@@ -2,15 +2,16 @@
 
     {"worker": "rollout worker 1", "phase": "samples", "begin": 1764000000.12, "end": 1764000003.4, "version": 7}
 
-Times are seconds since 1970, also after a resume. What a worker does for several requests at once is one stretch.
+Times are seconds since 1970, also after a resume. What a worker does for several requests at once is one stretch. Of
+episodes it also has `turns`: when turns of the policy ended, in seconds after `begin`, to a tenth.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plaudit.monitor.sinks import JsonLines
@@ -21,11 +22,12 @@ LEAST = 0.005
 
 @dataclass(slots=True)
 class Lane:
-    """A phase of one worker that is under way: when it began, and how many requests are in it."""
+    """A phase of one worker that is under way: when it began, how many requests are in it, and when turns ended."""
 
     begin: float
     version: int
     requests: int = 0
+    turns: list[float] = field(default_factory=list)
 
 
 class Events(JsonLines):
@@ -38,17 +40,19 @@ class Events(JsonLines):
         self._spent = {"samples": 0.0, "scores": 0.0}
         self._counted = clock()
 
-    def add(self, worker: str, phase: str, begin: float, end: float, version: int) -> None:
+    def add(self, worker: str, phase: str, begin: float, end: float, version: int, turns: Sequence[float] = ()) -> None:
         begin -= self._short.pop((worker, phase), 0.0)
         if end - begin < LEAST:
             self._short[worker, phase] = end - begin
         else:
             times = {"begin": round(begin, 3), "end": round(end, 3)}
-            self.write({"worker": worker, "phase": phase, **times, "version": version})
+            marks = {"turns": sorted({round(turn - begin, 1) for turn in turns})} if turns else {}
+            self.write({"worker": worker, "phase": phase, **times, "version": version, **marks})
 
     @contextmanager
-    def doing(self, worker: str, phase: str) -> Iterator[None]:
-        """Record a stretch while the block runs (a `Doing`). Overlapping ones of a worker and phase are one stretch."""
+    def doing(self, worker: str, phase: str, turn: bool = False) -> Iterator[None]:
+        """Record a stretch while the block runs (a `Doing`). Overlapping ones of a worker and phase are one stretch.
+        `turn`: the block is a turn of an episode."""
         self._count()
         lane = self._lanes.setdefault((worker, phase), Lane(self.clock(), self.version))
         lane.requests += 1
@@ -57,9 +61,10 @@ class Events(JsonLines):
         finally:
             self._count()
             lane.requests -= 1
+            lane.turns += [self.clock()] * turn
             if not lane.requests:
                 del self._lanes[worker, phase]
-                self.add(worker, phase, lane.begin, self.clock(), lane.version)
+                self.add(worker, phase, lane.begin, self.clock(), lane.version, lane.turns)
 
     def _count(self) -> None:
         """Count the time since the last call as sampling if anything samples, else as rewards; not in evaluation."""
@@ -79,5 +84,5 @@ class Events(JsonLines):
         """End every open stretch and begin it again, since the weights are now of `version`."""
         now, self.version = self.clock(), version
         for (worker, phase), lane in self._lanes.items():
-            self.add(worker, phase, lane.begin, now, lane.version)
-            lane.begin, lane.version = now, version
+            self.add(worker, phase, lane.begin, now, lane.version, lane.turns)
+            lane.begin, lane.version, lane.turns = now, version, []

@@ -209,7 +209,7 @@ class _Measured:
             yield f"judge {number}/score", lambda groups: amounts([asked_of(one) for one in groups], most), scores
 
     async def _decoding(self, prefill: tuple[float, ...]) -> tuple[float, ...]:
-        sampler = self.executor.sampler(lambda worker, phase: nullcontext())
+        sampler = self.executor.sampler(lambda *_, **__: nullcontext())
         (middle, long), most = self.made.prompts(), self.settings.rollout.max_tokens
         slots, half, points = self.settings.rollout.slots, max(2, most // 2), Points()
         for prompt, answer, rows in (
@@ -252,10 +252,10 @@ class _Measured:
         """Return {reward: (seconds of a step's calls, seconds per answer)} of rewards other than judges."""
         if all(settings.kind == "judge" for settings in self.settings.rewards):
             return {}
-        sampler, draws = self.executor.sampler(lambda worker, phase: nullcontext()), self.made.draws()
+        sampler, draws = self.executor.sampler(lambda *_, **__: nullcontext()), self.made.draws()
         prompts = list(self.made.items[:4])
         answered = await asyncio.gather(*(sampler.generate(one.tokens, draws) for one in prompts))
-        rewards: Any = self.job.reward(self.executor, lambda worker, phase: nullcontext())
+        rewards: Any = self.job.reward(self.executor, lambda *_, **__: nullcontext())
         found = {}
         for (reward, _, name), settings in zip(rewards.rewards, self.settings.rewards, strict=True):
             points = Points()

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.plain import loads
 from plaudit.runtime.supervisor import Place, Start, Supervisor
-from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
+from plaudit.runtime.worker import Doing, SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
 from plaudit.types.distant import BYTES, arrived
 from plaudit.weights.pieces import WeightsError
@@ -65,8 +65,8 @@ class Pool:
             failures=failures,
             say=say,
         )
-        self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()
-        """`doing(worker's name, phase)` is entered while the worker samples, to record it."""
+        self.doing: Doing = lambda *_, **__: nullcontext()
+        """Entered while a worker samples, to record it."""
         self._open = 0
         self._turns: dict[int, Worker[RolloutWorker]] = {}
         self._shipment: Shipment | None = None
@@ -101,7 +101,7 @@ class Pool:
         async def ask(worker: Worker[RolloutWorker]) -> list[Completion]:
             self._remember(episode, worker)
             asked = self.attempt, list(prompt_tokens), list(plan)
-            with self.doing(worker.name, "samples"):
+            with self.doing(worker.name, "samples", turn=episode is not None):
                 if self._stay is None or BYTES * cost < self._stay:
                     return await worker.call(RolloutWorker.generate, *asked)
                 source, reply = await worker.call_apart(RolloutWorker.generate_apart, *asked, self._stay)

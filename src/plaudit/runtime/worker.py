@@ -12,8 +12,8 @@ from plaudit.support.errors import Ended
 
 HOUR = 3600.0
 """Seconds over which lost workers are counted."""
-Doing = Callable[[str, str], AbstractContextManager[None]]
-"""`with doing(worker, phase):` records when a worker does something."""
+Doing = Callable[..., AbstractContextManager[None]]
+"""`with doing(worker, phase, turn=False):` records when a worker does something; `turn`: for a turn of an episode."""
 Kind_co = TypeVar("Kind_co", covariant=True)
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

@@ -1,4 +1,5 @@
-// What each worker did when: a lane for each, a colour for each phase, and the sums as a table.
+// What each worker did when: a lane for each, a colour for each phase, a mark for each turn of an episode, and the sums
+// as a table.
 "use strict";
 
 (() => {
@@ -38,6 +39,11 @@
       const begin = Math.max(left, x(one.begin));
       context.fillStyle = cssColor(`--c${phases.indexOf(one.phase) % 8}`);
       context.fillRect(begin, workers.indexOf(one.worker) * HEIGHT + 4, Math.max(1, Math.min(width, x(one.end)) - begin), HEIGHT - 9);
+      context.fillStyle = cssColor("--text");
+      for (const turn of one.turns ?? []) {
+        const place = x(one.begin + turn);
+        if (place >= left) context.fillRect(place, workers.indexOf(one.worker) * HEIGHT + HEIGHT - 10, 1, 5);
+      }
     }
     context.clearRect(0, 0, left, workers.length * HEIGHT);
     context.fillStyle = cssColor("--text");
@@ -57,7 +63,8 @@
       const time = from + ((event.offsetX - left) / (width - left)) * (to - from);
       const worker = workers[Math.floor(event.offsetY / HEIGHT)];
       const there = last.find((one) => one.worker === worker && one.begin <= time && one.end >= time);
-      tip.textContent = there ? plaudit.visible(`${there.worker} ${there.phase} for ${number(there.end - there.begin, 3)} s, with version ${there.version}`) : "\u00a0";
+      const turns = there?.turns ? ", with ends of turns as marks" : "";
+      tip.textContent = there ? plaudit.visible(`${there.worker} ${there.phase} for ${number(there.end - there.begin, 3)} s, with version ${there.version}${turns}`) : "\u00a0";
     };
   };
 
