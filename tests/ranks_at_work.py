@@ -32,8 +32,9 @@ from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
 from plaudit.executors.base import Plan
+from plaudit.executors.initial import initial_model
 from plaudit.executors.inside import Adapted, Reallocation
-from plaudit.executors.trainer import Trainer, initial_model
+from plaudit.executors.trainer import Trainer
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import Ranks, Together, join

@@ -98,7 +98,7 @@ def test_extending_quotes_its_files_to_the_letter_and_nothing_else() -> None:
 def test_environments_and_agents_quote_their_files_to_the_letter() -> None:
     both = DOCS["environments.md"] + DOCS["agents.md"]
     found = re.findall(r"`examples/environments/(\w+)\.py`\n\n```python\n(.*?)```", both, re.DOTALL)
-    assert [name for name, _ in found] == ["guess", "calculator", "second_look"]
+    assert [name for name, _ in found] == ["guess", "calculator", "qwen_renderer", "second_look"]
     for name, text in found:
         assert text == (ROOT / f"examples/environments/{name}.py").read_text(encoding="utf-8"), name
 
@@ -309,6 +309,19 @@ def test_settings_files_of_the_table_exist() -> None:
 def test_yaml_of_the_data_page_is_settings() -> None:
     (text,) = [text for language, text in BLOCK.findall(DOCS["data.md"]) if language == "yaml"]
     check(DataSettings(**yaml.safe_load(text)["data"]))
+
+
+def test_yaml_of_the_distill_page_is_settings(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/methods/distill.md").read_text(encoding="utf-8")
+    (text,) = [text for language, text in BLOCK.findall(page) if language == "yaml"]
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name in ("chats", "sums"):
+        Path(f"data/{name}.jsonl").touch()
+    settings = load_settings(make_recipe("distill", tmp_path) | yaml.safe_load(text))
+    assert settings.objective.teachers == {"data/sums.jsonl": "runs/sums"}
 
 
 @pytest.mark.parametrize("page", MINE)

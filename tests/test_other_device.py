@@ -74,7 +74,8 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalExecutor]:
     monkeypatch.setattr("plaudit.executors.trainer.device_of", lambda name: "meta")
     monkeypatch.setattr("plaudit.executors.processes.device_of", lambda name: "meta")
     monkeypatch.setattr("plaudit.executors.trainer.load_model", made(load_model))
-    monkeypatch.setattr("plaudit.executors.trainer.fresh_model", made(fresh_model))
+    monkeypatch.setattr("plaudit.executors.initial.load_model", made(load_model))
+    monkeypatch.setattr("plaudit.executors.initial.fresh_model", made(fresh_model))
     monkeypatch.setattr("plaudit.evaluate.judge.load_model", made(load_model))
     monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
     return executors

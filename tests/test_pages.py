@@ -47,6 +47,7 @@ RUN = {
     ("docs/environments.md", "python"): "test_docs.py: test_environments_recipes_play_episodes",
     ("docs/extending.md", "python"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/extending.md", "yaml"): "test_docs.py: the files of examples/extending are trained with",
+    ("docs/methods/distill.md", "yaml"): "test_docs.py: test_yaml_of_the_distill_page_is_settings",
     ("docs/plan.md", "python"): "commands/test_plan.py: test_python_places_a_run_too",
     ("docs/quickstart.md", "python"): "test_quickstart.py: test_the_pages_reward_function",
     ("docs/rewards.md", "python"): "rewards/test_remote.py: examples/serving/my_server.py is asked for scores",

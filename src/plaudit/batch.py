@@ -3,8 +3,7 @@
     rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shards, micro -> loss
 
 Sequences are laid end to end in `tokens`. Column rule: entry t of every per-token column is about emitting token t
-given the tokens before it. So `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave
-tokens[t]. Stages before the batch exchange plain Python values. `partition.py` decides which units go together.
+given the tokens before it: `advantages[t]` belongs to the decision that gave tokens[t]. `partition.py` groups units.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from plaudit.types import Row
 from plaudit.types.checked import check_rows
 from plaudit.types.distant import Source, laid, landed
 
-ROW_COLUMNS = ("lengths", "group", "episode", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
-READ = ("tokens", "trainable", "lengths", "group")
+ROW_COLUMNS = (*"lengths group episode teacher reward baseline row_weight margin continues bootstrap".split(),)
+READ = ("tokens", "trainable", "lengths", "group", "teacher")
 WEIGHTS = ("weight", "token_share", "row_weight")
 
 
@@ -44,6 +43,7 @@ class Batch:
     unit: int = 1
     """Number of adjacent rows that are never separated (2 for pairs)."""
     episode: Tensor | None = None  # (r,) int64, rows of one episode share it; None if each row is an answer
+    teacher: Tensor | None = None  # (r,) int64, the row's teacher; None if all have the first
     sources: tuple[Source, ...] = ()
     """Where numbers that are still on rollout nodes are fetched (`types/distant.py`); `landed` fetches them."""
     behaviour: Tensor | None = None  # (n,) sampler's log-probs, 0 where not sampled
@@ -76,6 +76,7 @@ class Batch:
             group=torch.tensor([row.group for row in rows]),
             unit=unit,
             episode=torch.tensor([not r.further for r in rows]).cumsum(0) - 1 if any(r.further for r in rows) else None,
+            teacher=torch.tensor([row.teacher for row in rows]) if any(row.teacher for row in rows) else None,
             behaviour=_flat([row.logprobs for row in rows], "float32"),
             version=_flat([row.versions for row in rows], "int64"),
             reference=_flat([row.reference for row in rows], "float32"),
@@ -198,9 +199,8 @@ class Batch:
         return self._mapped(lambda name, column: torch.zeros_like(column) if name in WEIGHTS else column)
 
     def micro(self, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:
-        """Cut into micro-batches of whole units with at most `token_budget` tokens; a larger unit has its own. Sorting
-        units by length saves padding. With `together`, the units of one prompt follow each other, so that a pass can
-        compute the prompt once. With `once`, a prompt's tokens also count once towards the budget."""
+        """Cut into micro-batches of whole units, longest first, with at most `token_budget` tokens; a larger unit has
+        its own. `together`: units of one prompt follow each other. `once`: its tokens count once in the budget."""
         if len(self.tokens) <= token_budget:
             return [self]
         units, once = self._units, once and self.episode is None

@@ -122,6 +122,14 @@ def test_answers_without_a_reward_have_rows_unless_it_failed_or_they_are_masked(
     assert [(row.tokens[3] - 10, row.reward) for row in mixed.rows(none)] == [(0, 0.0), (1, 0.0), (3, 0.0)]
 
 
+def test_rows_have_the_number_of_their_sources_teacher(make_group: Callable[..., Group]) -> None:
+    method, group = Distill(teachers={"b.jsonl": "runs/b", "c.jsonl": "runs/c"}), make_group([None])
+    absent = given(group, Score(value=None, reason=NOT_APPLICABLE))
+    sources = ("a.jsonl", "b.jsonl", "c.jsonl")
+    asked = [replace(absent, prompt=replace(group.prompt, source=source)) for source in sources]
+    assert [row.teacher for one in asked for row in method.rows(one)] == [0, 1, 2]
+
+
 def test_a_baseline_is_needed_only_by_a_reward_that_counts() -> None:
     assert not Distill().uses_rewards and not Distill().has_baseline
     assert Distill(samples=2, reward_weight=0.5).uses_rewards and Distill(samples=2, reward_weight=0.5).has_baseline

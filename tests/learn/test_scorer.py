@@ -12,6 +12,7 @@ from tiny import GPT2
 
 from plaudit.batch import Batch
 from plaudit.learn.scorer import Scorer
+from plaudit.learn.teachers import Teachers
 from plaudit.models.base import LanguageModel
 from plaudit.models.load import fresh_model
 from plaudit.types import Role, Row
@@ -53,6 +54,23 @@ def test_entry_t_speaks_of_token_t_given_those_before(config: dict[str, Any], te
         for t, (token, trained) in enumerate(zip(one.tokens, one.trainable, strict=True)):
             expected.append(float(table[t - 1, token]) if trained else 0.0)
     torch.testing.assert_close(column, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("budget", [1, 1000])
+def test_each_row_is_asked_of_its_own_teacher(budget: int) -> None:
+    scorers = [Scorer(tiny(seed=seed), Role.REFERENCE, token_budget=budget) for seed in (0, 1, 2)]
+    alone = [scorer.annotate(Batch.of(ROWS)).reference for scorer in scorers]
+    numbers = (1, 0, 1)
+    rows = [replace(one, teacher=number) for one, number in zip(ROWS, numbers, strict=True)]
+    batch = Teachers(scorers).annotate(Batch.of(rows))
+    own = Batch.of(rows).row
+    for row, number in enumerate(numbers):
+        found, expected = batch.reference, alone[number]
+        assert found is not None and expected is not None
+        torch.testing.assert_close(found[own == row], expected[own == row], atol=1e-6, rtol=0)
+    assert Batch.of(ROWS).teacher is None
+    first = Teachers(scorers).annotate(Batch.of(ROWS)).reference
+    assert first is not None and alone[0] is not None and torch.equal(first, alone[0]), "without numbers the first"
 
 
 def test_values_are_of_the_state_before_each_token_and_bootstraps_of_the_state_behind_the_last() -> None:

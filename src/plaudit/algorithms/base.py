@@ -58,7 +58,8 @@ class Objective(Section):
     uses_rewards: ClassVar[bool] = True
     """False if an online method can train without any reward."""
     has_teacher: ClassVar[bool] = False
-    """True if the reference is a teacher, a model that the policy is to become like."""
+    teachers: ClassVar[Mapping[str, str]] = {}
+    """Whether the reference is a teacher, which the policy is to become like; further ones, numbered from 1."""
     reads_divergence: ClassVar[bool] = False
     """True if the policy's loss reads `Output.divergence`, for which the teacher is in the policy's processes."""
     uses_ratio: ClassVar[bool] = False

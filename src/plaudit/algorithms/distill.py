@@ -6,7 +6,7 @@ Batch with the teacher's log-probs -> credit: log teacher - log policy of each t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -43,6 +43,10 @@ class Distill(PolicyGradient):
     """Minimise each token's KL over the whole vocabulary, not its estimate by the sampled token: the gradient is the
     same on average, without the noise. The teacher must be whole in the policy's processes."""
 
+    teachers: dict[str, str] = field(default_factory=dict)  # type: ignore[misc]
+    """Teachers of the prompts of some sources: an entry of `data.train` -> a checkpoint, as `reference.path`, which
+    teaches all others."""
+
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
     has_teacher: ClassVar[bool] = True
 
@@ -50,6 +54,8 @@ class Distill(PolicyGradient):
         yield from super().contradictions()
         if self.reward_weight > 0 and self.samples < 2:
             yield f"samples={self.samples} must be at least 2 with algorithm.reward_weight={self.reward_weight}"
+        if self.whole_vocabulary and self.teachers:
+            yield "whole_vocabulary=true compares with one teacher: leave algorithm.teachers empty"
         if self.whole_vocabulary and (self.discount or self.kl_in_loss):
             yield "whole_vocabulary=true has each token's KL in the loss: set discount and kl_in_loss to 0"
 
@@ -70,7 +76,9 @@ class Distill(PolicyGradient):
         compared."""
         compared = self.reward_weight > 0 and any(one.reward is not None for one in group.responses)
         kept = [one for one in group.responses if one.reward is not None or not (compared or one.score.applicable)]
-        return [row for one in kept for row in rows_of(group, one)]
+        source = group.prompt.source
+        number = 1 + list(self.teachers).index(source) if source in self.teachers else 0
+        return [replace(row, teacher=number) for one in kept for row in rows_of(group, one)]
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         kl, row_kl = reference_kl(batch)

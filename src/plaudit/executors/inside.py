@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plaudit.compute.digest import digest
-from plaudit.executors.trainer import RankProcess, initial_model
+from plaudit.executors.initial import initial_model
+from plaudit.executors.trainer import RankProcess
 from plaudit.learn.ranks import Ranks, buckets
 from plaudit.learn.sharding import Placement
 from plaudit.models.base import LanguageModel

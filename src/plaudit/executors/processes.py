@@ -11,8 +11,8 @@ import torch
 
 from plaudit.compute.axis import Axis
 from plaudit.evaluate.judge import Judge
+from plaudit.executors.initial import dtype_of, initial_model
 from plaudit.executors.pinned import Pins
-from plaudit.executors.trainer import dtype_of, initial_model
 from plaudit.learn.ranks import join
 from plaudit.learn.tensor import Cut
 from plaudit.models.decoder import Decoder

@@ -8,7 +8,6 @@ rollout and rewards, which belong to the driver.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +19,11 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Objective
-from plaudit.compute.axis import ALONE, Axis
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.executors.base import Plan
 from plaudit.executors.collected import Node
 from plaudit.executors.following import Followed
+from plaudit.executors.initial import dtype_of, initial_model, initial_path
 from plaudit.executors.mirrored import Mirrored
 from plaudit.executors.pinned import Pins
 from plaudit.executors.publisher import Publisher
@@ -36,6 +35,7 @@ from plaudit.learn.scorer import BaseScorer, Scorer
 from plaudit.learn.sharding import Placement, Waiting, Whole, apart, recompute_layers
 from plaudit.learn.shards import Sharded
 from plaudit.learn.stages import Staged
+from plaudit.learn.teachers import Teachers
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
@@ -46,11 +46,11 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.described import not_cut
 from plaudit.models.device import device_of
 from plaudit.models.folders import whole_path
-from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.load import FILE_BYTES, describe, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
-from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
+from plaudit.models.mesh import Mesh, check_mesh
 from plaudit.models.share import Share, begin_weights, filled
-from plaudit.models.tokenizer import check_tokens, check_vocabulary, contradictions
+from plaudit.models.tokenizer import check_tokens, check_vocabulary
 from plaudit.runtime.memory import (
     RankOutOfMemory,
     free_memory,
@@ -65,54 +65,6 @@ from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
 from plaudit.weights.packed import PackedWeights, PackReport
-
-log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Torch's dtype for each choice of learn.precision."""
-
-
-def dtype_of(settings: Settings) -> torch.dtype:
-    """Return the dtype of weights and activations that learn.precision names."""
-    return DTYPES[settings.learn.precision]
-
-
-def initial_model(
-    settings: Settings,
-    tokenizer: Any,
-    device: str,
-    role: Role = Role.POLICY,
-    *,
-    head: HeadKind = "lm",
-    deferred: bool = False,
-    axis: Axis = ALONE,
-    stage: Stage = WHOLE,
-) -> LanguageModel:
-    """Return a role's model as a run starts with it. `deferred`: a native model's values are loaded only when it is
-    placed. `axis` and `stage`: return this rank's tensor-parallel part and pipeline stage."""
-    path = initial_path(settings, tokenizer, role)
-    common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
-    common |= {"deferred": deferred, "axis": axis, "stage": stage}
-    if path is not None:
-        return load_model(path, **common)
-    return fresh_model(settings.model.config, vocab_size=len(tokenizer), **common)
-
-
-def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
-    """Return the folder or hub id that a role's model starts from; None for a fresh one."""
-    if role is Role.CRITIC:
-        return settings.critic.path or judge_for_critic(settings, tokenizer) or settings.model.path
-    return settings.model.path
-
-
-def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
-    """Return the path of the run's first judge with the policy's vocabulary, or None; warn of other judges."""
-    judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
-    for path in judges:
-        if not contradictions(load_tokenizer(path), tokenizer):
-            return path
-        log.warning("The critic does not start from the judge %s, whose tokenizer is not the policy's.", path)
-    return None
 
 
 class Trainer:
@@ -152,8 +104,7 @@ class Trainer:
                 recompute_layers(self.models[role])
         if refers:
             self._place(Role.REFERENCE, self._reference())
-        role = min(self.models, key=lambda role: self.models[role].max_positions)
-        self.plan.longest.check(f"the {role}", self.models[role].max_positions)
+        self.teachers = [self._teacher(source, path) for source, path in self.objective.teachers.items() if refers]
         self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
         if (settings.runtime.shares or settings.runtime.inside) and settings.samples:
@@ -248,6 +199,12 @@ class Trainer:
             reference = self._initial(Role.POLICY).to(dtype)
         return reference.requires_grad_(False)
 
+    def _teacher(self, source: str, path: str) -> tuple[LanguageModel, Placement]:
+        check_tokens(f"algorithm.teachers.{source}", path, self.tokenizer)
+        model = self._load(path).requires_grad_(False)
+        self._fit(model, f"teacher of {source}")
+        return model, self._placement(model, refers=True)
+
     def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
         placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis, "stage": self.axes.stage}
         return initial_model(self.settings, self.tokenizer, self.device, role, head=head, **placed)
@@ -259,6 +216,14 @@ class Trainer:
 
     def _place(self, role: Role, model: LanguageModel) -> None:
         """Give a model its placement among the ranks. A model in two roles has one already."""
+        self._fit(model, role)
+        places = {id(self.models[other]): place for other, place in self.placements.items()}
+        self.models[role], refers = model, role is Role.REFERENCE
+        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, refers=refers)
+
+    def _fit(self, model: LanguageModel, name: str) -> None:
+        """Give a model its axis of context. Raises SettingsError if rows, tokenizer or mesh do not fit it."""
+        self.plan.longest.check(f"the {name}", model.max_positions)
         check_vocabulary(self.tokenizer, model)
         if self.axes.context.size > 1:
             mesh = Mesh(**self.settings.runtime.axes)
@@ -266,13 +231,10 @@ class Trainer:
                 raise not_cut(mesh, "it runs through transformers")
             check_mesh(model.config, mesh)
             model.context_axis = self.axes.context
-        places = {id(self.models[other]): place for other, place in self.placements.items()}
-        self.models[role] = model
-        waits = role is Role.REFERENCE and "reference" in self.settings.runtime.offload and apart(self.device)
-        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
 
-    def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
-        """Return a model's placement among the ranks. `waits`: the model stays in host memory until it is used."""
+    def _placement(self, model: LanguageModel, *, refers: bool) -> Placement:
+        """Return a model's placement among the ranks. `refers`: it may stay in host memory until it is used."""
+        waits = refers and "reference" in self.settings.runtime.offload and apart(self.device)
         place = self._along_data(model, waits=waits)
         if isinstance(model, Decoder) and model.axis.size > 1:
             place = Cut(place, model, self.axes.tensor)
@@ -303,8 +265,10 @@ class Trainer:
         if role is Role.REFERENCE:
             policy = self.models.get(Role.POLICY)
             kind = BaseScorer if model is policy else Scorer
-            budget, place = self.passes.score, self.placements[role]
-            return kind(model, role, temperature=temperature, token_budget=budget, leader=policy, placement=place)
+            how: dict[str, Any] = {"temperature": temperature, "token_budget": self.passes.score}
+            first = kind(model, role, leader=policy, placement=self.placements[role], **how)
+            others = [Scorer(one, role, placement=place, **how) for one, place in self.teachers]
+            return Teachers([first, *others]) if others else first
         optimizer = settings.optimizer
         if role is Role.CRITIC:
             optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)

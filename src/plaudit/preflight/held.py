@@ -112,8 +112,9 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
         add(role, config, trained=True, lora=settings.adapters(role), bytes=low)
     reference = settings.reference
     if Role.REFERENCE in objective.asks and (reference.path or not settings.model.lora.rank):  # else adapters are off
-        config = config_of(settings, reference.path) if reference.path else policy
-        add(Role.REFERENCE, config, trained=False, lora=LoraSettings(), bytes=4 if reference.ema else low)
+        paths = (reference.path, *objective.teachers.values())
+        for own in (config_of(settings, path) if path else policy for path in paths):
+            add(Role.REFERENCE, own, trained=False, lora=LoraSettings(), bytes=4 if reference.ema else low)
     return models
 
 

@@ -24,7 +24,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     - With activation checkpointing a pass keeps every layer's input, and the activations of one layer; without it,
       those of all layers: per token some 20 times the hidden size and 3 times the inner size.
     - A cached token takes its keys and values. With an environment, turns that have ended are cached too.
-    - A reference or teacher at `reference.path` has its own size if it is here; judges, and others, the policy's.
+    - References and teachers that have a path have their own sizes if they are here; judges, and others, the policy's.
     """
     width, weights = _width(s), config.parameters
     losses = [role for role in s.objective.losses() if s.runtime.trains(role)]
@@ -36,7 +36,8 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
         and s.runtime.trains(Role.REFERENCE)
         and (s.reference.path or not s.model.lora.rank)
     ):
-        parts["reference"] = _referred(config, s.reference.path) * (4 if s.reference.ema else width)
+        paths = (s.reference.path, *s.objective.teachers.values())
+        parts["reference"] = sum(_referred(config, path) for path in paths) * (4 if s.reference.ema else width)
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
     parts["judge"] = width * weights * len(judges)
     parts["activations"] = s.learn.micro_tokens * by_token(config, s)

@@ -17,7 +17,7 @@ from plaudit.support.paths import at_home
 
 PATHS = re.compile(
     r"(data\.(train|validation|split|chat_template)|plugins|rewards\.(path|function)|model\.(path|tokenizer)"
-    r"|(critic|reference)\.path|rollout\.replay)"
+    r"|(critic|reference)\.path|rollout\.replay|algorithm\.teachers(\.path)?)"
 )
 """Settings that may be paths; in mappings (sources to shares or splits) the keys may be."""
 
@@ -45,7 +45,7 @@ def _homes(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
 def _found(value: Any, key: str, homes: Sequence[Path]) -> Any:
     named = PATHS.fullmatch(key) is not None
     if isinstance(value, Mapping) and named:
-        return {_whole(str(name), homes): one for name, one in value.items()}
+        return {_whole(str(name), homes): _found(one, f"{key}.path", homes) for name, one in value.items()}
     if isinstance(value, Mapping):
         return {name: _found(one, f"{key}.{name}".lstrip("."), homes) for name, one in value.items()}
     if isinstance(value, list):

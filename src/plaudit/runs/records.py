@@ -63,6 +63,7 @@ KEPT = {
     "critic.path": "its critic continues from its checkpoints, and this one would not be read",
     "critic.lora_rank": "its critic's adapters continue from its checkpoints",
     "reference.path": "the KL of all its steps must use the same reference",
+    "algorithm.teachers": "the KL of all its steps must use the same references",
     "data.chat_template": "its chats and its checkpoints' tokenizer have the same template",
     "learn.precision": "its moments and masters belong to this precision",
 }

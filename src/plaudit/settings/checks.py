@@ -132,6 +132,11 @@ def _about_method(s: Settings) -> Iterator[str]:
         yield f"{s.method} needs a teacher: set reference.path, to the folder or run of a model of the same tokenizer"
     if objective.reads_divergence:
         yield from _about_teacher(s)
+    if objective.teachers and s.reference.ema:
+        yield f"reference.ema={s.reference.ema} moves one reference: leave algorithm.teachers empty"
+    with contextlib.suppress(ValueError):  # of data.train itself, which is told elsewhere
+        for source in objective.teachers.keys() - {*s.data.fed}:
+            yield f"algorithm.teachers has a teacher of {source!r}, which is no source of data.train={list(s.data.fed)}"
     if s.data.stream and s.train.steps is None:
         yield f"data.stream={s.data.stream} has no end: set train.steps"
     yield from _about_offload(s, referred=Role.REFERENCE in objective.asks)

@@ -127,18 +127,16 @@ class Row:
     """Number of the group; rows of one prompt share it."""
     further: bool = False
     """True for a row of the same episode as the row before it: they share one reward and count as one answer."""
-    logprobs: Sequence[float] | None = None
-    """Behaviour log-probs, by the sampler; 0 on tokens that were not sampled."""
-    versions: Sequence[int] | None = None
-    """Policy version that sampled each token; -1 on tokens that were not sampled."""
-    reference: Sequence[float] | None = None
-    """Reference log-probs, if they were computed once before training."""
+    logprobs: Sequence[float] | None = None  # behaviour log-probs, by the sampler; 0 on tokens that were not sampled
+    versions: Sequence[int] | None = None  # policy version that sampled each token; -1 on others
+    reference: Sequence[float] | None = None  # reference log-probs, if they were computed once before training
     reward: float = 0.0
     process: tuple[tuple[int, float], ...] = ()
     """(token, reward) pairs of this row: the part of the answer's reward that stands there, and not at its end."""
     baseline: float = 0.0
     weight: float = 1.0
     """Relative weight of the row (1 / pairs of its prompt for a reward model)."""
+    teacher: int = 0  # number of the teacher: 0 is reference.path, others are algorithm.teachers
     margin: float = 0.0
     """By how much this chosen row should beat the rejected one next to it."""
     continues: bool = False
