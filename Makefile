@@ -55,7 +55,7 @@ test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how 
 test-trackers: $(STAMP) ## Test trackers, notebooks, Ray Serve, environments and openai with their own libraries, apart from .venv
 	@scripts/with.sh $(BIN)/python .venv-trackers \
 	  "wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 nbclient ipykernel reasoning-gym==0.1.25 openai==3.57.0 \
-	  textarena==0.7.4 gymnasium==1.4.0 openenv==0.10.0 ray[default,serve]==2.60.0" \
+	  textarena==0.7.4 gymnasium==1.4.0 openenv==0.10.0 renderers==0.1.12 ray[default,serve]==2.60.0" \
 	  tests/monitor/test_sinks.py tests/monitor/test_ray_metrics.py tests/rewards/test_ray_serve.py tests/monitor/test_notebook.py tests/support/test_gym.py tests/environments/test_agents.py tests/adapters $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first

@@ -47,10 +47,10 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), ends (150)",
     ),
     "monitor": (
-        2000,
-        "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120) and advice",
+        2010,
+        "records, health, plots, lines of the console; notebooks (65), others' folders (140), table (120), turns (9)",
     ),
-    "algorithms": (1390, "a file for each method, two for what they share; rows of episodes (85); a teacher (105)"),
+    "algorithms": (1400, "a file for each method, two for what they share; rows of episodes (85); teachers (115)"),
     "data": (
         4665,
         "every form of rows people keep, in pieces (85), refusals with what helps (25); a chat as shown (300), gym",
@@ -72,19 +72,19 @@ ROOMS = {
         3650,
         "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
-    "learn": (2360, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), a teacher (40)"),
+    "learn": (2400, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65)"),
     "loop": (
         2825,
         "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        1865,
-        "episodes: an environment of the user's, turns, what stands between; OpenAI's protocol (480), agents (480)",
+        2100,
+        "episodes: an environment of the user's, turns, renderers (215); OpenAI's protocol (480), agents (480)",
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2745,
+        2780,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, nodes of ranks (140)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),

@@ -23,11 +23,11 @@ from plaudit.environments import protocol
 from plaudit.environments.base import EpisodeError, World, explained
 from plaudit.environments.episodes import Player, row_of
 from plaudit.environments.protocol import ChatRequest, RequestError
+from plaudit.environments.rendered import forms_of, renderer_of
 from plaudit.environments.server import application
 from plaudit.environments.sessions import Session
 from plaudit.environments.settings import EnvironmentSettings
 from plaudit.environments.speaker import Speech
-from plaudit.environments.turns import AnswerForm
 from plaudit.rewards.base import Turns
 from plaudit.rewards.functions import in_thread
 from plaudit.rollout.engine import Sampler
@@ -50,6 +50,7 @@ class Agents:
     and the package openai is missing."""
 
     schemas: Sequence[dict[str, Any]] = ()
+    shown: Sequence[dict[str, Any]] = ()
 
     def __init__(self, settings: EnvironmentSettings):
         self.settings, self._turns = settings, Turns(AT_ONCE)
@@ -141,7 +142,8 @@ class AgentPlayer:
 
     def __init__(self, engine: Sampler, chats: Chats, agents: Agents):
         self.engine, self.chats, self.agents = engine, chats, agents
-        self.form = AnswerForm.of(chats)
+        renderer = renderer_of(agents.settings, chats)
+        self._forms = lambda tools: forms_of(chats, tools, renderer)
         self._sessions: dict[str, Session] = {}
         self._listens: tuple[asyncio.AbstractEventLoop, asyncio.Task[None], str] | None = None
 
@@ -152,7 +154,7 @@ class AgentPlayer:
 
     async def _played(self, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         row = {**row_of(prompt, seed), "messages": [dict(turn) for turn in prompt.messages]}
-        session = Session(self.engine, self.chats, self.form, self.agents.settings, prompt, sampling)
+        session = Session(self.engine, self.chats, self._forms, self.agents.settings, prompt, sampling)
         key = secrets.token_urlsafe(16)
         self._sessions[key] = session
         try:

@@ -5,10 +5,11 @@ tokens -> text -> (AnswerForm) head, thoughts, content -> (CallForm) content, ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from plaudit.data.chat import Chats
 from plaudit.data.fields import THOUGHTS, Message
 from plaudit.environments.calls import Call, CallForm, overlap
 from plaudit.environments.turns import AnswerForm
@@ -34,6 +35,19 @@ class Spoken:
         return str(self.message.get(THOUGHTS[0], ""))
 
 
+class Reads(Protocol):
+    """How chats are written for the policy, and its answers read. `calls`: also calls of tools."""
+
+    @property
+    def calls(self) -> bool: ...
+
+    def opened(
+        self, chats: Chats, messages: Sequence[Message], arguments: Mapping[str, Any]
+    ) -> tuple[str, list[int]]: ...
+
+    def read(self, tokenizer: Any, tokens: Sequence[int], sampling: Sampling, *, stopped: bool = False) -> Spoken: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Forms:
     """How the chat template writes answers, and calls of tools; None without tools."""
@@ -41,23 +55,30 @@ class Forms:
     answer: AnswerForm
     call: CallForm | None
 
+    @property
+    def calls(self) -> bool:
+        return self.call is not None
+
+    def opened(self, chats: Chats, messages: Sequence[Message], arguments: Mapping[str, Any]) -> tuple[str, list[int]]:
+        """Return a chat as text and tokens, up to where the policy answers. Raises ValueError for one that the template
+        or the tokenizer refuses."""
+        text = chats.prompt(messages, arguments)
+        return text, encoded(chats.tokenizer, text)
+
     def read(self, tokenizer: Any, tokens: Sequence[int], sampling: Sampling, *, stopped: bool = False) -> Spoken:
         """Read an answer without its end token. `stopped`: a stop string ended it."""
-        text = _decoded(tokenizer, tokens)
+        text = decoded(tokenizer, tokens)
         head, message = self.answer.split(text)
         calls, unread = list[Call](), 0
         if self.call is not None:
             message["content"], calls, unread = self.call.parsed(message["content"])
-        last = message["content"]
-        if stopped:
-            last = min((last.partition(stop)[0] for stop in sampling.stop), key=len)
-        last = _shown(tokenizer, last, sampling)
+        last = others_read(tokenizer, message["content"], sampling, stopped=stopped)
         return Spoken(text=text, head=head, message=message, calls=calls, unread=unread, last=last)
 
     def settled(self, tokenizer: Any, tokens: Sequence[int], sampling: Sampling, ends: Collection[int]) -> Message:
         """Return content and thoughts of an unfinished answer as far as no further token can change them: nothing until
         its head and its thoughts are whole, and no text that is, or may become, a call or a stop string."""
-        text = _decoded(tokenizer, tokens[:-1] if tokens and tokens[-1] in ends else tokens).rstrip("\ufffd")
+        text = decoded(tokenizer, tokens[:-1] if tokens and tokens[-1] in ends else tokens).rstrip("\ufffd")
         if self.answer.begins(text):
             return {}
         message = self.answer.split(text)[1]
@@ -70,7 +91,23 @@ class Forms:
         return {**message, "content": _shown(tokenizer, content, sampling)}
 
 
-def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a part of a chat. Raises ValueError for a text that cannot be tokenised."""
+    try:
+        with rust_errors("the tokenizer"):
+            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{text[-40:]!r} cannot be tokenised: {error}") from error
+
+
+def others_read(tokenizer: Any, content: str, sampling: Sampling, *, stopped: bool) -> str:
+    """Return an answer's content as others read it (`Spoken.last`)."""
+    if stopped:
+        content = min((content.partition(stop)[0] for stop in sampling.stop), key=len)
+    return _shown(tokenizer, content, sampling)
+
+
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
     with rust_errors("the tokenizer"):
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 

@@ -54,7 +54,8 @@ class LateError(EpisodeError):
 
 class World:
     """The environment that settings name, of which `begin` gives each episode its own instance. `schemas` are those of
-    the tools, as chat templates read them; `needed` names the arguments that reset cannot do without.
+    the tools, as chat templates read them, and `shown` those that prompts show; `needed` names the arguments that reset
+    cannot do without.
 
     Raises ValueError if it cannot be made, or for a tool whose type hints or docstring make no schema."""
 
@@ -69,6 +70,7 @@ class World:
         if len(first.tools) < len(settings.tools) + len(first.methods):
             raise ValueError(f"environment.tools={settings.tools}: two tools have one name")
         self.schemas = [_schema(name, tool) for name, tool in first.tools.items()]
+        self.shown = [] if settings.renderer else self.schemas
         self.needed = first.needed
 
     async def begin(self) -> Environment:

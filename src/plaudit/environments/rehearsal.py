@@ -12,8 +12,10 @@ from dataclasses import replace
 
 from plaudit.data.chat import Chats
 from plaudit.environments.agents import Agents, player_of
+from plaudit.environments.answers import decoded
 from plaudit.environments.base import World
-from plaudit.environments.calls import QUESTION, as_messages
+from plaudit.environments.calls import QUESTION, Message, as_messages
+from plaudit.environments.rendered import renderer_of
 from plaudit.support.visible import visible
 from plaudit.types import Completion, Finish, Prompt, Sampling
 
@@ -54,7 +56,7 @@ def rehearsed(prompt: Prompt, chats: Chats, world: World | Agents) -> list[str]:
             name: EXAMPLES.get(str(one.get("type")), "1") for name, one in function["parameters"]["properties"].items()
         }
         call = {**as_messages([(function["name"], arguments)], first=0), "content": ""}
-        text = chats.completion(chats.prompt([QUESTION], {}), [QUESTION], call, {})
+        text = _written(call, chats, world)
         player.engine.texts.insert(0, text)  # type: ignore[attr-defined]
     own = world.settings
     world.settings = replace(own, max_turns=min(TURNS, own.max_turns), timeout=min(PATIENCE, own.timeout))
@@ -64,3 +66,13 @@ def rehearsed(prompt: Prompt, chats: Chats, world: World | Agents) -> list[str]:
     worth = f"reward {earned.value:g}" if earned.value is not None else str(earned.reason)
     said = [f"{one['role']}: {one['content'] or json.dumps(one.get('tool_calls'))}" for one in played.episode.messages]
     return [visible(line, line=True)[:SHOWN] for line in (*said, worth)]
+
+
+def _written(call: Message, chats: Chats, world: World | Agents) -> str:
+    """Return a call as the policy would write it."""
+    if (renderer := renderer_of(world.settings, chats)) is None:
+        return chats.completion(chats.prompt([QUESTION], {}), [QUESTION], call, {})
+    asked = renderer.render_ids([QUESTION], tools=list(world.schemas), add_generation_prompt=True)
+    whole = renderer.render_ids([QUESTION, call], tools=list(world.schemas))
+    text, end = decoded(chats.tokenizer, whole[len(asked) :]), chats.ends[0] if chats.ends else ""
+    return text.partition(end)[0] if end else text

@@ -14,22 +14,21 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from plaudit.data.chat import Chats
-from plaudit.data.fields import THOUGHTS, DataError, Message, template_arguments
-from plaudit.data.reader import encode_texts
-from plaudit.environments.answers import Forms
+from plaudit.data.fields import THOUGHTS, Message, template_arguments
+from plaudit.environments.answers import Reads
 from plaudit.environments.base import EpisodeError, LateError, explained
-from plaudit.environments.calls import call_form
-from plaudit.environments.episodes import Transcript, hashed
+from plaudit.environments.episodes import hashed
 from plaudit.environments.protocol import ChatRequest, RequestError
+from plaudit.environments.rendered import transcript
 from plaudit.environments.settings import EnvironmentSettings
 from plaudit.environments.speaker import Speech
-from plaudit.environments.turns import AnswerForm
+from plaudit.environments.transcript import Transcript
 from plaudit.rewards.functions import as_score
 from plaudit.rollout.engine import Sampler
 from plaudit.types import Completion, Episode, Finish, Numbers, Prompt, Sampling, Score
@@ -37,7 +36,7 @@ from plaudit.types.distant import here
 
 TICK = 1.0
 """Most seconds between two looks whether an agent is silent for too long."""
-Asked = tuple[int, Sampling, Forms, "asyncio.Task[Completion]"]
+Asked = tuple[int, Sampling, Reads, "asyncio.Task[Completion]"]
 """Tokens of a request's prompt, how its answer is drawn and read, and the answer."""
 
 
@@ -48,13 +47,13 @@ class Session:
         self,
         engine: Sampler,
         chats: Chats,
-        form: AnswerForm,
+        forms: Callable[[Sequence[Any]], Reads],
         settings: EnvironmentSettings,
         prompt: Prompt,
         sampling: Sampling,
     ):
         self.chats, self.prompt, self.branches = chats, prompt, list[Branch]()
-        self._engine, self._form, self._settings, self._sampling = engine, form, settings, sampling
+        self._engine, self._forms, self._settings, self._sampling = engine, forms, settings, sampling
         self._most = len(prompt.tokens) + settings.max_tokens
         self._defaults = {name: one for name, one in template_arguments(prompt.extra).items() if name != "tools"}
         self._replies: dict[str, Asked] = {}
@@ -138,19 +137,19 @@ class Session:
         return branch
 
     def _begun(self, request: ChatRequest) -> Branch:
-        chats = self.chats
         try:
-            text = chats.prompt(request.messages, request.arguments)
-            tokens = encode_texts([text], chats.tokenizer)[0]
-            forms = Forms(self._form, call_form(chats) if request.tools else None)
-        except (DataError, TypeError, ValueError) as error:
+            forms = self._forms(request.tools)
+            text, tokens = forms.opened(self.chats, request.messages, request.arguments)
+        except (EpisodeError, ValueError) as error:
             raise RequestError(str(error), "messages") from error
         if len(tokens) >= self._most:
             raise self._too_long()
         extra = {"tools": request.tools, "chat_template_kwargs": request.chat_template_kwargs}
-        asked = Prompt(id="", text=text, tokens=tokens, messages=tuple(request.messages), extra=extra)
+        asked = Prompt(id="", text=text, tokens=tuple(tokens), messages=tuple(request.messages), extra=extra)
         number = hashed(self._sampling.seed, *self.prompt.tokens, len(self.branches))
-        self.branches.append(Branch(Transcript(asked, chats, forms, most=self._most - len(tokens)), request, number))
+        begun = transcript(asked, self.chats, forms, most=self._most - len(tokens))
+        begun.ask(())
+        self.branches.append(Branch(begun, request, number))
         return self.branches[-1]
 
     def _too_long(self) -> RequestError:
@@ -249,11 +248,12 @@ class _Reply(Speech):
         request: ChatRequest,
         asked: int,
         sampling: Sampling,
-        forms: Forms,
+        forms: Reads,
         task: asyncio.Task[Completion],
     ):
         self.request, self.prompt_tokens, self._drafts, self._task = request, asked, [], task
-        self._tokenizer, self._sampling, self._forms = session.chats.tokenizer, sampling, forms
+        self._tokenizer, self._sampling = session.chats.tokenizer, sampling
+        self._forms = forms  # type: ignore[assignment]  # which has no drafts to settle
         self._first = sum(len(one.get("tool_calls", ())) for one in request.messages)
 
     async def completions(self) -> list[Completion]:

@@ -22,6 +22,9 @@ class EnvironmentSettings(Section):
     """Keyword arguments that each instance is made with."""
     tools: list[str] = field(default_factory=list)
     """Functions that the policy may call in every episode, "file.py:name", beside the methods of the class."""
+    renderer: str = ""
+    """What writes chats and reads answers in the chat template's place, "renderers:create_renderer" or
+    "file.py:function": called with the tokenizer, it returns an object with that package's methods."""
     max_turns: int = setting(8, least=1)
     """Most answers of the policy in an episode. One that reaches it is unfinished."""
     max_tokens: int = setting(2048, least=1, unit="tokens")
@@ -38,3 +41,5 @@ class EnvironmentSettings(Section):
             yield "kind agent: set function, and neither tools nor options, which are an agent's own affair"
         elif self.options and not self.function:
             yield "options are for an environment's class, and there is none: set function"
+        if self.renderer and not self.on:
+            yield "renderer is for episodes, and there are none: set function or tools"

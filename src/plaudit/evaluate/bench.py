@@ -81,7 +81,7 @@ class Bench(Measures):
     @property
     def tools(self) -> list[dict[str, Any]]:
         """Schemas of the environment's tools, which prompts show."""
-        return list(self.world.schemas) if self.world else []
+        return list(self.world.shown) if self.world else []
 
     def player(self, policy: Policy) -> Callable[[Sampler], Play] | None:
         """Return what makes the player of an engine's episodes; None without an environment."""

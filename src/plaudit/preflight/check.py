@@ -24,8 +24,8 @@ from plaudit.data.load import Preview, previewed
 from plaudit.data.read import fetched, scan_rows
 from plaudit.data.settings import DataSettings, absent
 from plaudit.environments.agents import world_of
-from plaudit.environments.episodes import forms_of
 from plaudit.environments.rehearsal import rehearsed
+from plaudit.environments.rendered import forms_of, renderer_of
 from plaudit.models.config import DecoderConfig
 from plaudit.models.described import end_ids, folder_config
 from plaudit.models.families import read_config
@@ -181,10 +181,15 @@ def preflight(
     return found
 
 
+def _teachers(s: Settings) -> dict[str, str]:
+    return {f"algorithm.teachers.{source}": path for source, path in s.objective.teachers.items()}
+
+
 def _models(found: Preflight, s: Settings, stages: Mapping[str, Preflight]) -> None:
     """Check that the folders of models exist, and read the policy's configuration."""
     named = {"model.path": s.model.path, "reference.path": s.reference.path, "critic.path": s.critic.path}
     named["model.tokenizer"] = s.model.tokenizer
+    named |= _teachers(s)
     named |= {f"rewards.{n}.path": one.path or None for n, one in enumerate(s.rewards) if one.kind == "judge"}
     for key, path in named.items():
         if path is not None and not path.startswith("<"):
@@ -232,7 +237,8 @@ def _data(found: Preflight, s: Settings) -> None:
         here = {k: [one for one in v if one not in (*far, *missing)] for k, v in paths.items()}
         tokenizer = load_tokenizer(found.tokenizer, tried=False)
         found.vocab_size = len(tokenizer)
-        for key, model in (("reference.path", s.reference.path), ("critic.path", s.critic.path)):
+        models = {"reference.path": s.reference.path, "critic.path": s.critic.path, **_teachers(s)}
+        for key, model in models.items():
             with found.asking(key):
                 check_tokens(key, model if model is not None and is_here(model) else None, tokenizer)
         if not any(here.values()):
@@ -246,9 +252,9 @@ def _data(found: Preflight, s: Settings) -> None:
         if s.environment.on:
             with found.asking("environment"):
                 world = world_of(s.environment)
-                tools = list(world.schemas) if world else []
+                tools = list(world.shown) if world else []
                 chats = Chats(tokenizer, looked, ends, tools)
-                forms_of(chats, tools)
+                forms_of(chats, tools, renderer_of(s.environment, chats))
         kind = s.objective.data
         found.previews = list(previewed(looked, kind, tokenizer, ends, rows=ROWS, refers=refers, tools=tools))
         for preview in found.previews:

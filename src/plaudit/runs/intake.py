@@ -46,7 +46,7 @@ class Intake:
                 say(f"model.path={path}: {line}")
         refers = check_reference(settings.rewards)
         self.world = world_of(settings.environment)
-        tools = [] if self.world is None else self.world.schemas
+        tools = [] if self.world is None else self.world.shown
         self.chats = Chats(self.tokenizer, settings.data, ends, tools)
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers, tools)
         say(self.data.report.table())
