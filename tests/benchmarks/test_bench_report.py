@@ -92,6 +92,7 @@ def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest
     page.write_text(f"before\n{ours}\nold\n{report.END}\nbetween\n{other}\nother\n{report.END}\nafter\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     made = result(record(side(600.0), side(200.0)), record({"value": 0.5}, {"value": 2.0}, line="start", unit="s"))
     kept, _, chart = report.publish(made)
     text = page.read_text()
