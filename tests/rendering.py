@@ -32,7 +32,8 @@ class Lines:
 
     def parse_response(self, token_ids: list[int], *, tools: Any = None, prompt_ids: Any = None) -> Any:
         assert self.tokenizer.decode(prompt_ids).endswith("assistant> "), "it hears what the answer follows"
-        content, *attempts = self.tokenizer.decode(token_ids).split("!")
+        text = self.tokenizer.decode(token_ids)
+        content, *attempts = text.split("!") if tools else [text]
         calls = []
         for attempt in attempts:
             name, _, given = attempt.strip().removesuffix(")").partition("(")

@@ -13,6 +13,7 @@ from typing import Any
 
 import agency
 import pytest
+import rendering
 from playing import WORLDS, Table, of
 from scripted import Scripted
 from test_chat_server import THINKS
@@ -53,12 +54,13 @@ def rewards(answers: list[Completion]) -> list[Any]:
     return [of(one).earned.value for one in answers]  # type: ignore[union-attr]
 
 
-def test_an_agent_that_does_as_a_class_does_has_the_same_record(table: Table) -> None:
+@pytest.mark.parametrize("renderer", ["", f"{rendering.__file__}:Lines", f"{rendering.__file__}:Again"])
+def test_an_agent_that_does_as_a_class_does_has_the_same_record(renderer: str, table: Table) -> None:
     """Greedy, since seeds are of requests here and of turns there."""
     greedy = {"temperature": 0.0, "max_tokens": 40, "min_tokens": 4}
-    (agents,) = play(table, "echoes", count=1, sampling=greedy)
+    (agents,) = play(table, "echoes", count=1, sampling=greedy, renderer=renderer)
     plan = [Sampling(seed=0, **greedy)]
-    own = EnvironmentSettings(function=f"{WORLDS}:Echo", max_tokens=300)
+    own = EnvironmentSettings(function=f"{WORLDS}:Echo", max_tokens=300, renderer=renderer)
     (other,) = asyncio.run(Player(table.engine, table.chats, World(own)).play(table.prompt, plan))
     assert [*agents.tokens] == [*other.tokens]
     assert [*agents.logprobs] == [*other.logprobs]

@@ -189,7 +189,7 @@ class Session:
             counts.update(text.counts)
             if end:
                 restarts.append((start, branch.began))
-                restarts += [(start + place, prefix) for place, prefix in text.restarts if place < end]
+                restarts += [(start + place, prefix) for place, prefix in text.restarts if 0 < place < end]
             tokens.extend(text.tokens[:end])
             logprobs.extend(text.logprobs[:end])
             versions.extend(text.versions[:end])
