@@ -131,7 +131,7 @@ def test_a_job_of_slurm_saves_when_its_time_is_over_and_goes_on(
     started: list[subprocess.Popen[bytes]] = []
     try:
         started.append(job(10_000))
-        until(lambda: len(steps()) > 1, "two steps")
+        until(lambda: len(steps()) > 1, "two steps", seconds=300.0)
         started[0].send_signal(signal.SIGTERM)
         assert started[0].wait(60) == 128 + signal.SIGTERM, log()
         assert (tmp_path / "requeued").read_text() == "requeue 7\n"
