@@ -81,7 +81,11 @@ def test_a_judge_of_ray_serve_scores_as_in_this_process(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(served.pid, signal.SIGINT)
-        served.wait(60)
+        try:
+            served.wait(60)
+        except subprocess.TimeoutExpired:  # it takes long to end where both cores are busy
+            os.killpg(served.pid, signal.SIGKILL)
+            served.wait(60)
     local: Any = here.reward(here.tokenizer)
     assert scores == asyncio.run(local.score(prompt, answers))
     assert len({one.value for one in scores}) > 1
