@@ -51,7 +51,7 @@ class Lines:
 
 
 class Again(Lines):
-    """Renders every chat anew."""
+    """Can append to no chat, so each is written again as a whole."""
 
     def bridge_to_next_turn(self, *given: Any, **more: Any) -> Any:
         return None

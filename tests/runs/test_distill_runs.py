@@ -40,8 +40,8 @@ def test_a_student_comes_nearer_to_a_larger_teacher_without_a_reward(make_recipe
 
 
 def test_each_source_learns_from_its_own_teacher(make_recipe: Any, tmp_path: Path) -> None:
-    """The first step of each run draws the same answers. What those of a source are told does not depend on what the
-    other source's teacher is, and two ranks are told what one is."""
+    """The first step of each run draws the same answers. An answer's advantage is the one that it has in a run with its
+    own teacher alone, and on two ranks the one that it has on one."""
     base = make_recipe("distill", tmp_path)
     rows = Path(base["data"]["train"]).read_text(encoding="utf-8").splitlines(keepends=True)
     sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]

@@ -134,7 +134,7 @@ def _about_method(s: Settings) -> Iterator[str]:
         yield from _about_teacher(s)
     if objective.teachers and s.reference.ema:
         yield f"reference.ema={s.reference.ema} moves one reference: leave algorithm.teachers empty"
-    with contextlib.suppress(ValueError):  # of data.train itself, which is told elsewhere
+    with contextlib.suppress(ValueError):  # data.train is wrong itself: its own check says so
         for source in objective.teachers.keys() - {*s.data.fed}:
             yield f"algorithm.teachers has a teacher of {source!r}, which is no source of data.train={list(s.data.fed)}"
     if s.data.stream and s.train.steps is None:
