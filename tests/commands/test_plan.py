@@ -33,7 +33,7 @@ FLAT = Curve((0.001, 1e-4, 0.0, 0.0), (0.001, 1e-4, 0.0, 0.0))
 
 def profile(hardware: str = "four cores", **changes: Any) -> Profile:
     passes = {f"{role}/{kind}": FLAT for role in ("policy", "reference") for kind in ("train", "score")}
-    decode = Curve((0.01, 1e-3, 0.0), (0.01, 1e-3, 0.0))
+    decode = Curve((0.01, 1e-3, 0.0, 0.0), (0.01, 1e-3, 0.0, 0.0))
     links = {name: Link(1e-4, 1e9) for name in ("all_reduce", "all_gather", "store")}
     given: dict[str, Any] = {"passes": passes, "updates": {"policy": 0.01}, "decode": decode, "links": links}
     return Profile(hardware=hardware, devices=4, gpu=False, capacity=1e9, items=24, prompts=(8, 12), **given | changes)

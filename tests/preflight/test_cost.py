@@ -38,7 +38,7 @@ def profile(**changes: Any) -> Profile:
         "passes": {"policy/train": flat(0.01), "policy/score": NOTHING, "reference/score": flat(0.002)}
         | {"critic/train": flat(0.02), "critic/score": flat(0.003), "judge 0/score": flat(0.005)},
         "updates": {"policy": 0.5, "critic": 0.25},
-        "decode": Curve((0.1, 0.0, 0.0), (0.1, 0.0, 0.0)),
+        "decode": Curve((0.1, 0.0, 0.0, 0.0), (0.1, 0.0, 0.0, 0.0)),
         "links": {name: Link(0.0, 1e6) for name in ("all_reduce", "all_gather", "store")},
         "call": 0.0,
         "prompts": (10,),
@@ -101,7 +101,7 @@ def test_a_sum_crosses_the_network_where_its_ranks_are_on_several_machines() -> 
 def test_no_placement_promises_more_than_the_cores_can_do(cores: int, words: tuple[str, ...]) -> None:
     """The least that a step takes is one thread's work, spread evenly: rewards too, which the driver computes beside
     rollout workers that keep every core busy."""
-    rows, free = Curve((0.0, 0.05, 0.0), (0.0, 0.05, 0.0)), {"policy": 0.0, "critic": 0.0}
+    rows, free = Curve((0.0, 0.05, 0.0, 0.0), (0.0, 0.05, 0.0, 0.0)), {"policy": 0.0, "critic": 0.0}
     made = profile(gpu=False, devices=cores, decode=rows, updates=free, rewards={"r": (0.0, 0.25)})
     costs = Costs(settings(*words), made, cores)
     least = sum(costs.calls(Placement(threads=1)).values()) / cores
@@ -132,7 +132,7 @@ def test_a_step_is_that_of_the_real_loop(lag: int, workers: int) -> None:
     made = profile(
         passes={"policy/train": NOTHING, "policy/score": NOTHING},
         updates={"policy": learn},
-        decode=Curve((overlap.TOKEN_SECONDS, 0.0, 0.0), (overlap.TOKEN_SECONDS, 0.0, 0.0)),
+        decode=Curve((overlap.TOKEN_SECONDS, 0.0, 0.0, 0.0), (overlap.TOKEN_SECONDS, 0.0, 0.0, 0.0)),
         links={"all_reduce": Link(0, 1e12), "all_gather": Link(0, 1e12), "store": Link(0, 1e12)},
         answers=tuple(lengths),
         prompts=(1,),

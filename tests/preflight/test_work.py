@@ -22,23 +22,14 @@ def test_a_prompt_counts_once_for_its_answers() -> None:
 def test_decoding_refills_slots() -> None:
     """Two slots, answers of 1, 3 and 2 tokens after prompts of 10: the third takes the first's place after a step.
     Three steps with two rows each; contexts 10 + 10, 11 + 10, 12 + 11."""
-    asked: list[Amounts] = []
-
-    def prefill(first: Amounts) -> float:
-        asked.append(first)
-        return 100.0
-
+    asked: list[tuple[float, ...]] = []
     shapes = [(10, (1,)), (10, (3,)), (10, (2,))]
-    assert decoding(shapes, 2, lambda steps, rows, context: steps, prefill) == 3 + 200
-    assert [one.tokens for one in asked] == [20, 10]
-    assert decoding(shapes, 2, lambda steps, rows, context: rows, lambda first: 0.0) == 6
-    assert decoding(shapes, 2, lambda steps, rows, context: context, lambda first: 0.0) == 20 + 21 + 23
+    assert decoding(shapes, 2, lambda *numbers: asked.append(numbers) or 1.0) == 2
+    assert asked == [(1, 2, 20, 20), (2, 4, 21 + 23, 10)]
 
 
 def test_answers_to_a_prompt_share_its_pass() -> None:
-    asked: list[float] = []
-    decoding([(7, (2, 2, 2))], 2, lambda *numbers: 0.0, lambda first: asked.append(first.tokens) or 0.0)
-    assert asked == [7]
+    assert decoding([(7, (2, 2, 2))], 2, lambda steps, rows, context, prompts: prompts) == 7
 
 
 def work(**changes: Any) -> Work:

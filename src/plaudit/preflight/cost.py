@@ -108,7 +108,7 @@ class Costs:
     def generate(self, at: Placement, tensor: int = 1, *, flowing: bool = False) -> float:
         """Return the seconds from a step's first to its last token, on the slowest worker; `tensor` devices share a
         worker's matrices. `flowing`: a step's part of the time, if answers of further steps keep all slots filled."""
-        prefill, decode = self.profile.passes["policy/score"], self.profile.decode
+        decode = self.profile.decode
         summed = 2 * self.policy.layers * self.link("all_reduce", tensor).latency if tensor > 1 else 0.0
 
         def seconds(shapes: Sequence[Shape]) -> float:
@@ -116,7 +116,6 @@ class Costs:
                 shapes,
                 self.settings.rollout.slots,
                 lambda *numbers: decode.seconds(numbers, at.threads) / tensor + numbers[0] * summed,
-                lambda first: prefill.seconds(first.numbers, at.threads) / tensor,
             )
 
         batches, times = self.work.batches(max(1, at.workers))

@@ -136,7 +136,7 @@ class _Measured:
             devices=torch.cuda.device_count() if gpu else cores(),
             gpu=gpu,
             capacity=memory_there(gpu=gpu),
-            decode=made.pop("decode", Curve((0.0,) * 3, (0.0,) * 3)),
+            decode=made.pop("decode", Curve((0.0,) * 4, (0.0,) * 4)),
             passes=made,
             updates=updates,
             rewards=rewards,
@@ -163,11 +163,13 @@ class _Measured:
             for groups in self.made.sizes():
                 if len(points) >= 4 and time.perf_counter() - begun > SECONDS:
                     break
+                if not points:  # what only a first pass does, such as compiling and taking memory, is no part of a size
+                    await (await work_of(groups))()
                 points.append((counted(groups).numbers, await timed(await work_of(groups), self.clock)))
             found[name] = fitted(points)
         if self.made.online:
             self.say(f"decoding, threads={threads}")
-            found["decode"] = await self._decoding(found["policy/score"])
+            found["decode"] = await self._decoding()
         return found
 
     def _passes(self) -> Iterator[tuple[str, Callable[[Any], Amounts], Callable[[Any], Awaitable[Work]]]]:
@@ -208,7 +210,7 @@ class _Measured:
 
             yield f"judge {number}/score", lambda groups: amounts([asked_of(one) for one in groups], most), scores
 
-    async def _decoding(self, prefill: tuple[float, ...]) -> tuple[float, ...]:
+    async def _decoding(self) -> tuple[float, ...]:
         sampler = self.executor.sampler(lambda *_, **__: nullcontext())
         (middle, long), most = self.made.prompts(), self.settings.rollout.max_tokens
         slots, half, points = self.settings.rollout.slots, max(2, most // 2), Points()
@@ -221,10 +223,10 @@ class _Measured:
             def work(prompt: int = prompt, draw: Any = draw, rows: int = rows) -> Awaitable[Any]:
                 return asyncio.gather(*(sampler.generate([1] * prompt, [replace(draw, seed=n)]) for n in range(rows)))
 
-            seconds = await timed(work, self.clock)
-            first = float(np.dot(prefill, amounts([(prompt, (0,))] * rows).numbers))
+            if not points:
+                await work()
             context = rows * (answer * prompt + answer * (answer - 1) / 2)
-            points.append(((answer, answer * rows, context), max(seconds - first, 0.1 * seconds)))
+            points.append(((answer, answer * rows, context, rows * prompt), await timed(work, self.clock)))
         return fitted(points)
 
     async def _update(self, role: Role) -> float:

@@ -67,7 +67,7 @@ def summary(found: Profile) -> list[str]:
     for name, curve in found.passes.items():
         lines.append(f"  {name:18} {_each(curve, 'pass', 'token', 'squared length', 'token of the head')}")
     if any(found.decode.all):
-        lines.append(f"  {'decoding':18} {_each(found.decode, 'step', 'row', 'token of context')}")
+        lines.append(f"  {'decoding':18} {_each(found.decode, 'step', 'row', 'token of context', 'token of a prompt')}")
     for name, (constant, each) in found.rewards.items():
         lines.append(f"  {name:18} {1e3 * constant:,.3g} ms, and {1e3 * each:,.3g} ms an answer")
     for name, link in found.links.items():

@@ -142,30 +142,29 @@ def trained_rows(s: Settings) -> int:
     return len(objective.rows(Group(index=0, prompt=prompt, responses=responses)))
 
 
-Decode = Callable[[float, float, float], float]
-"""Function (steps, rows summed over steps, context lengths summed over rows and steps) -> seconds of decoding."""
+Decode = Callable[[float, float, float, float], float]
+"""Function (steps, rows summed over steps, context lengths summed over rows and steps, tokens of prompts that begin) ->
+seconds."""
 
 
-def decoding(shapes: Sequence[Shape], slots: int, decode: Decode, prefill: Callable[[Amounts], float]) -> float:
+def decoding(shapes: Sequence[Shape], slots: int, decode: Decode) -> float:
     """Estimate the seconds in which one engine of `slots` rows answers all prompts; a row is refilled when it ends."""
     waiting = [(prompt, answer, number) for number, (prompt, answers) in enumerate(shapes) for answer in answers]
     waiting.reverse()
     active: list[tuple[int, int]] = []  # (decoding step at which a sequence ends, its length then)
     seconds, step, context, begun = 0.0, 0, 0, set[int]()
     while waiting or active:
-        fresh: list[Shape] = []
+        fresh = 0
         while waiting and len(active) < slots:
             prompt, answer, number = waiting.pop()
             if number not in begun:
                 begun.add(number)
-                fresh.append((prompt, (0,)))
+                fresh += prompt
             heapq.heappush(active, (step + max(1, answer), prompt + max(1, answer)))
             context += prompt
-        if fresh:
-            seconds += prefill(amounts(fresh))
         rows, ends = len(active), active[0][0]
         steps = ends - step
-        seconds += decode(steps, rows * steps, steps * context + rows * steps * (steps - 1) / 2)
+        seconds += decode(steps, rows * steps, steps * context + rows * steps * (steps - 1) / 2, fresh)
         step, context = ends, context + rows * steps
         while active and active[0][0] == step:
             context -= heapq.heappop(active)[1]
