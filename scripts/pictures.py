@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import episodes
 import gym
 import reviews
 import studies
@@ -219,6 +220,39 @@ def _gym_cells(own: Sequence[Mapping[str, float]]) -> list[str]:
     return [right, each, often, length, f"{cut:.0%}", f"{seconds / 60:.1f}"]
 
 
+@picture(10, 3.8)
+def episode_arms(found: Found, figure: Any) -> None:
+    """Right answers to sums, and guesses a game, of each arm: means over the seeds, lines are the seeds' range."""
+    kept: Mapping[str, Any] = found
+    for column, (task, arms) in enumerate(episodes.TASKS.items(), start=1):
+        axes = figure.add_subplot(1, 2, column)
+        axes.set(title=task, ylabel="right answers" if task == "calculator" else "guesses a game")
+        axes.set_xticks(range(len(arms)), [episodes.SHORT[arm] for arm in arms])
+        for place, arm in enumerate(arms):
+            if own := [figures["value"] for figures in kept.get(f"{task}/{arm}", {}).values()]:
+                axes.bar(place, fmean(own), color=PALETTE[place], width=0.7)
+                axes.vlines(place, min(own), max(own), color="black", linewidth=1)
+        if task == "guess":
+            axes.axhline(episodes.OPTIMAL, color="black", linestyle="--", linewidth=0.8, label="halving, the optimum")
+            axes.legend(loc="upper right")
+
+
+def episode_tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """A table a task: figures of each arm, means over the seeds."""
+    more = ("seeds", "each seed (95 % interval)", "turns", "calls", "unread calls", "cut off", "CPU minutes")
+    for task, arms in episodes.TASKS.items():
+        rows = []
+        for arm in arms:
+            if own := [*found.get(f"{task}/{arm}", {}).values()]:
+                each = ", ".join(f"{one['value']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in own)
+                means = [f"{fmean(one[name] for one in own):.2f}" for name in ("turns", "calls", "unread_calls")]
+                cut, seconds = (fmean(one[name] for one in own) for name in ("unfinished", "cpu"))
+                value = interval([one["value"] for one in own])
+                rows.append([episodes.ARMS[arm], value, len(own), each, *means, f"{cut:.0%}", f"{seconds / 60:.1f}"])
+        title = "right" if task == "calculator" else "guesses"
+        yield from _table(f"Episodes: {task}", ("arm", title, *more), rows)
+
+
 def escaped(text: str) -> str:
     """A text on one line of Markdown, as it is."""
     return re.sub(r"([\\`*_\[\]<|])", r"\\\1", " ".join(text.split()))
@@ -244,4 +278,11 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         yield ""
 
 
-PICTURES = {"frontier": frontier, "over": over, "off_policy": off_policy, "reviews": reviewed, "gym": gym_arms}
+PICTURES = {
+    "frontier": frontier,
+    "over": over,
+    "off_policy": off_policy,
+    "reviews": reviewed,
+    "gym": gym_arms,
+    "episodes": episode_arms,
+}

@@ -30,6 +30,8 @@ from plaudit.data import formats
 from plaudit.data.formats import sample
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION
 from plaudit.data.settings import DataSettings
+from plaudit.environments.base import World
+from plaudit.environments.settings import EnvironmentSettings
 from plaudit.importers import distributed
 from plaudit.models.families import FAMILIES
 from plaudit.rewards.functions import FunctionReward
@@ -38,7 +40,7 @@ from plaudit.settings.recipes import defaults
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.fields import check, complaints
 from plaudit.tasks.demo import DemoFiles
-from plaudit.types import Completion, Finish, Prompt
+from plaudit.types import Completion, Finish, Prompt, Score
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +103,20 @@ def test_environments_and_agents_quote_their_files_to_the_letter() -> None:
     assert [name for name, _ in found] == ["guess", "calculator", "qwen_renderer", "second_look"]
     for name, text in found:
         assert text == (ROOT / f"examples/environments/{name}.py").read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize(("guesses", "value", "found"), [([5], 1.0, 1.0), ([3, 6, 5], 5 / 7, 1.0), ([3, 6], 0.0, 0.0)])
+def test_a_guess_costs_a_seventh_and_what_is_found_is_a_figure(guesses: list[int], value: float, found: float) -> None:
+    async def scored() -> Score:
+        path = ROOT / "examples/environments/guess.py"
+        game = await World(EnvironmentSettings(function=f"{path}:Guess", options={"highest": 7})).begin()
+        await game.reset({"seed": 5})  # its number is 5
+        for guess in guesses:
+            await game.step({"role": "assistant", "content": f"{guess}, I think"})
+        return await game.score()
+
+    score = asyncio.run(scored())
+    assert (score.value, score.parts) == (pytest.approx(value), {"found": found})
 
 
 @pytest.mark.parametrize("name", ["guess", "calculator", "second_look"])
