@@ -64,7 +64,9 @@ wait "$run" || status=$?
 if [ "$stopped" = 1 ]; then  # a signal ends the first wait
   status=0
   wait "$run" || status=$?
-  scontrol requeue "$SLURM_JOB_ID"
+  if [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T)" = RUNNING ]; then  # and scancel has not ended it
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
 fi
 # shellcheck disable=SC2046  # one word for each process
 kill $(jobs -p) 2>/dev/null || true

@@ -35,6 +35,7 @@ exec "$@"
 SCONTROL = """#!/usr/bin/env bash
 if [ "$1" = show ]; then printf '127.0.0.1\\n127.0.0.1\\n'; else echo "$@" >> "$REQUEUED"; fi
 """
+SQUEUE = "#!/usr/bin/env bash\necho $STATE\n"
 
 
 NOT_SHOWN = {"length_max", "unfinished", "clip_fraction", "reward_failed", "groups_equal"}
@@ -91,16 +92,36 @@ def test_the_board_shows_figures_of_runs() -> None:
     assert names - {re.sub(r"\W", "_", name) for name in known} == NOT_SHOWN
 
 
+def written(folder: Path, **programs: str) -> None:
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("state", "again"), [("RUNNING", ["requeue 7"]), ("COMPLETING", [])])
+def test_a_job_that_is_cancelled_does_not_come_back(state: str, again: list[str], tmp_path: Path) -> None:
+    """States that Slurm 22.05 tells when its time is nearly over, and when `scancel` ends it. There is no Ray here."""
+    quiet = "#!/usr/bin/env bash\n"
+    run = f"{quiet}trap 'exit 143' TERM; touch running; while true; do sleep 0.05; done\n"
+    own = {"srun": quiet, "python": f"{quiet}cat > /dev/null\n", "plaudit": run}
+    written(tmp_path / "bin", scontrol=SCONTROL, squeue=SQUEUE, **own)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "REQUEUED": str(tmp_path / "requeued")}
+    environment |= {"SLURM_JOB_NODELIST": "two", "SLURM_JOB_ID": "7", "STATE": state}
+    job = subprocess.Popen(["bash", str(DEPLOY / "slurm.sh"), "sft"], env=environment, cwd=tmp_path)
+    until(lambda: (tmp_path / "running").exists(), "the run")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 128 + signal.SIGTERM
+    assert ((tmp_path / "requeued").read_text().splitlines() if again else [*tmp_path.glob("requeued")]) == again
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install -e '.[ray]'")
 def test_a_job_of_slurm_saves_when_its_time_is_over_and_goes_on(
     make_recipe: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     programs, own = tmp_path / "bin", tempfile.mkdtemp(dir="/tmp", prefix="slurm")  # its sockets' names are short
-    programs.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+    written(programs, srun=SRUN, scontrol=SCONTROL, squeue=SQUEUE)
     recipe = tmp_path / "sft.yaml"
     more: dict[str, Any] = {"runtime": {"num_training_workers": 2, "kind": "ray", "resources_per_worker": {"CPU": 1}}}
     recipe.write_text(yaml.safe_dump(make_recipe("sft", tmp_path / "runs", **more)))
@@ -112,6 +133,7 @@ def test_a_job_of_slurm_saves_when_its_time_is_over_and_goes_on(
         "RAY_START": "--object-store-memory 104857600",
         "SLURM_JOB_NODELIST": "two",
         "SLURM_JOB_ID": "7",
+        "STATE": "RUNNING",
         "SLURM_CPUS_ON_NODE": "1",
         "REQUEUED": str(tmp_path / "requeued"),
     }
