@@ -98,10 +98,10 @@ MADE_BY: dict[str, dict[str, Record]] = {
             "data": {"train": "prompts.jsonl"},
             "environment": GUESS,
             "rewards": ["environment"],
-            "algorithm": {"samples": 16, "minibatches": 4, "entropy_bonus": 0.05},
-            "rollout": {"prompts_per_step": 16, "max_tokens": 4, "slots": 256},
+            "algorithm": {"samples": 8, "minibatches": 4, "entropy_bonus": 0.01},
+            "rollout": {"prompts_per_step": 32, "max_tokens": 4, "slots": 256},
             "optimizer": {"learning_rate": 4e-4, "warmup": "5 steps"},
-            "train": {"steps": 100},
+            "train": {"steps": 120},
         },
     },
 }

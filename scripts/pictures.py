@@ -230,8 +230,9 @@ def episode_arms(found: Found, figure: Any) -> None:
         axes.set_xticks(range(len(arms)), [episodes.SHORT[arm] for arm in arms])
         for place, arm in enumerate(arms):
             if own := [figures["value"] for figures in kept.get(f"{task}/{arm}", {}).values()]:
-                axes.bar(place, fmean(own), color=PALETTE[place], width=0.7)
+                axes.bar(place, fmean(own), color=PALETTE[[*episodes.ARMS].index(arm)], width=0.7)
                 axes.vlines(place, min(own), max(own), color="black", linewidth=1)
+        axes.set_axisbelow(True)
         if task == "guess":
             axes.axhline(episodes.OPTIMAL, color="black", linestyle="--", linewidth=0.8, label="halving, the optimum")
             axes.legend(loc="upper right")
