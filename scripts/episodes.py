@@ -10,18 +10,16 @@ leave measuring out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import chdir
-from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import arms
 
 from plaudit.commands import smollm2
 from plaudit.data.write import write_rows
@@ -120,26 +118,24 @@ def measured(task: str, arm: str, seed: int, lab: Path) -> Record:
     """Train what an arm trains, and measure it: its figures, kept in a file. What was measured is not run again."""
     from plaudit import run
 
-    path = lab / f"{task}_{arm}_{seed}.json"
-    about = {"recipe": json.loads(json.dumps(recipe(task, arm, seed)).replace(str(ROOT), ""))}
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if record.get("about") == about:
-        return dict(record["figures"])
-    with chdir(made(lab / f"{task}_{seed}", task, seed)):
-        began, model = time.process_time(), "model.gguf"
-        if settings := recipe(task, arm, seed):
-            model = str(run(settings).model)
-        trained = time.process_time() - began
-        figures = figures_of(task, model, plain=arm == "plain") | {"cpu": round(trained, 1)}
-        if arm == "sft":  # what GRPO starts from
-            shutil.rmtree("sft", ignore_errors=True)
-            shutil.copytree(model, "sft")
-        if settings:
-            shutil.rmtree(f"runs/{arm}/checkpoints")
-    text = json.dumps({"about": about, "figures": figures})
-    path.with_suffix(".part").write_text(text + "\n", encoding="utf-8")
-    path.with_suffix(".part").replace(path)
-    return dict(json.loads(text)["figures"])
+    settings = recipe(task, arm, seed)
+
+    def figures() -> Record:
+        with chdir(made(lab / f"{task}_{seed}", task, seed)):
+            began, model = time.process_time(), "model.gguf"
+            if settings:
+                model = str(run(settings).model)
+            trained = time.process_time() - began
+            kept = figures_of(task, model, plain=arm == "plain") | {"cpu": round(trained, 1)}
+            if arm == "sft":  # what GRPO starts from
+                shutil.rmtree("sft", ignore_errors=True)
+                shutil.copytree(model, "sft")
+            if settings:
+                shutil.rmtree(f"runs/{arm}/checkpoints")
+        return kept
+
+    about = {"recipe": json.loads(json.dumps(settings).replace(str(ROOT), ""))}
+    return arms.once(arms.place_of(lab, task, arm, seed), about, figures)
 
 
 def made(folder: Path, task: str, seed: int) -> Path:
@@ -242,38 +238,13 @@ def figures_of(task: str, model: str, *, plain: bool) -> Record:
 
 def measure(lab: Path, *, jobs: int) -> None:
     """Measure every arm of both tasks and each seed, as far as it was not yet: `jobs` at a time, a process an arm."""
-    lab.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(jobs) as threads:
-        asked = [threads.submit(_arms, task, seed, lab.resolve()) for seed, task in product(SEEDS, TASKS)]
-    for done in asked:
-        done.result()
-
-
-def _arms(task: str, seed: int, lab: Path) -> None:
-    for arm in TASKS[task]:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            figures = process.submit(measured, task, arm, seed, lab).result()
-        print(f"{task}, seed {seed}, {arm}: {json.dumps(figures | {'texts': None})}", flush=True)
+    arms.measure(measured, TASKS, SEEDS, lab, jobs=jobs)
 
 
 def found(lab: Path) -> dict[str, dict[str, Record]]:
     """Return figures by task and arm, then seed, as far as they were measured."""
-    kept: dict[str, dict[str, Record]] = {}
-    for task, seed in product(TASKS, SEEDS):
-        for arm in TASKS[task]:
-            if (path := lab / f"{task}_{arm}_{seed}.json").exists():
-                figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-                kept.setdefault(f"{task}/{arm}", {})[str(seed)] = figures
-    return kept
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go, in its folder episodes")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    given = parser.parse_args()
-    measure(given.runs / "episodes", jobs=given.jobs)
+    return arms.found(TASKS, SEEDS, lab)
 
 
 if __name__ == "__main__":
-    main()
+    arms.command(__doc__, "episodes", measure)

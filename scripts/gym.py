@@ -13,18 +13,16 @@ and leave measuring out.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import chdir
-from itertools import islice, product
-from multiprocessing import get_context
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import arms
 
 from plaudit.commands import smollm2
 from plaudit.data.write import write_rows
@@ -99,26 +97,23 @@ def measured(task: str, arm: str, seed: int, lab: Path, split: str = "test") -> 
     """Train what an arm trains, and measure it: its figures, kept in a file. What was measured is not run again."""
     from plaudit import run
 
-    path = lab / f"{task}_{arm}_{seed}.json"
     about = {"source": source(task, seed), "split": split, "recipe": recipe(arm, seed)}
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if record.get("about") == about:
-        return dict(record["figures"])
-    folder = lab / f"{task}_{seed}"
-    with chdir(made(folder, task, seed, split)):
-        began, model = time.process_time(), "model.gguf"
-        if about["recipe"]:
-            model = str(run(about["recipe"]).model)
-        trained = time.process_time() - began
-        figures = figures_of(model, "shots.jsonl" if arm == "few" else "asked.jsonl") | {"cpu": round(trained, 1)}
-        if arm == "warm":  # what the arms after it start from
-            shutil.rmtree("warm", ignore_errors=True)
-            shutil.copytree(model, "warm")
-        if about["recipe"]:
-            shutil.rmtree(f"runs/{arm}/checkpoints")
-    path.with_suffix(".part").write_text(json.dumps({"about": about, "figures": figures}) + "\n", encoding="utf-8")
-    path.with_suffix(".part").replace(path)
-    return figures
+
+    def figures() -> Record:
+        with chdir(made(lab / f"{task}_{seed}", task, seed, split)):
+            began, model = time.process_time(), "model.gguf"
+            if about["recipe"]:
+                model = str(run(about["recipe"]).model)
+            trained = time.process_time() - began
+            kept = figures_of(model, "shots.jsonl" if arm == "few" else "asked.jsonl") | {"cpu": round(trained, 1)}
+            if arm == "warm":  # what the arms after it start from
+                shutil.rmtree("warm", ignore_errors=True)
+                shutil.copytree(model, "warm")
+            if about["recipe"]:
+                shutil.rmtree(f"runs/{arm}/checkpoints")
+        return kept
+
+    return arms.once(arms.place_of(lab, task, arm, seed), about, figures)
 
 
 def made(folder: Path, task: str, seed: int, split: str) -> Path:
@@ -177,40 +172,17 @@ def commonest(task: str, seed: int) -> float:
 
 def measure(lab: Path, *, jobs: int) -> None:
     """Measure every arm of every task and seed, as far as it was not yet: `jobs` tasks at a time, a process an arm."""
-    lab.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(jobs) as threads:
-        asked = [threads.submit(_task, task, seed, lab.resolve()) for seed in SEEDS for task in TASKS]
-    for done in asked:
-        done.result()
-
-
-def _task(task: str, seed: int, lab: Path) -> None:
-    for arm in ARMS:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            figures = process.submit(measured, task, arm, seed, lab).result()
-        print(f"{task}, seed {seed}, {arm}: {json.dumps(figures | {'texts': None})}", flush=True)
+    arms.measure(measured, dict.fromkeys(TASKS, tuple(ARMS)), SEEDS, lab, jobs=jobs)
 
 
 def found(lab: Path) -> dict[str, dict[str, Record]]:
     """Return figures by task and arm, then seed, as far as they were measured; the commonest answer's among them."""
-    kept: dict[str, dict[str, Record]] = {}
-    for task, seed in product(TASKS, SEEDS):
-        paths = {arm: lab / f"{task}_{arm}_{seed}.json" for arm in ARMS}
-        there = {arm: json.loads(path.read_text(encoding="utf-8")) for arm, path in paths.items() if path.exists()}
-        for arm, record in there.items():
-            kept.setdefault(f"{task}/{arm}", {})[str(seed)] = record["figures"]
-        if there:
-            kept.setdefault(f"{task}/always", {})[str(seed)] = {"right": commonest(task, seed)}
+    kept = arms.found(dict.fromkeys(TASKS, tuple(ARMS)), SEEDS, lab)
+    there = {(one.partition("/")[0], seed) for one, seeds in kept.items() for seed in seeds}
+    for task, seed in sorted(there):
+        kept.setdefault(f"{task}/always", {})[seed] = {"right": commonest(task, int(seed))}
     return kept
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go, in its folder gym")
-    parser.add_argument("--jobs", type=int, default=2, help="tasks at a time, one thread each")
-    given = parser.parse_args()
-    measure(given.runs / "gym", jobs=given.jobs)
-
-
 if __name__ == "__main__":
-    main()
+    arms.command(__doc__, "gym", measure)
