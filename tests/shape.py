@@ -43,7 +43,7 @@ ROOMS = {
         "our kernels' Python side, torch's form, compiled on GPUs (125); addresses; axes (250), boxes (45), a KL (30)",
     ),
     "runtime": (
-        2960,
+        2950,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), ends (150)",
     ),
     "monitor": (
@@ -72,7 +72,10 @@ ROOMS = {
         3650,
         "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
-    "learn": (2400, "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65)"),
+    "learn": (
+        2435,
+        "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65), ticks (35)",
+    ),
     "loop": (
         2825,
         "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",

@@ -11,7 +11,7 @@ import pytest
 
 from plaudit import load_settings
 from plaudit.importers.distributed import recipe
-from plaudit.runtime.settings import NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings, Servers
+from plaudit.runtime.settings import NO_SHARDS, SHARED, RuntimeSettings, Servers
 from plaudit.support.fields import complaints
 from plaudit.weights.broadcast import Collective, transport_of
 
@@ -141,9 +141,7 @@ A_GPU_EACH = "runtime.backend=nccl needs a GPU for each process: set runtime.{}=
         ({"backend": "nccl", **ON_GPUS}, {}, []),
         ({"backend": "nccl", **ON_GPUS}, {"device": "cpu"}, [CPUS]),
         ({"backend": "nccl"}, {}, [A_GPU_EACH.format("resources_per_worker")]),
-        ({"mesh": {"pipeline": 2}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
-        ({"placement": {"critic": {"mesh": {"pipeline": 2}}}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
-        ({"mesh": {"pipeline": 2}, **ON_GPUS, "backend": "gloo"}, {"device": "cuda"}, []),
+        ({"mesh": {"pipeline": 2}, **ON_GPUS}, {"device": "cuda"}, []),
         ({"backend": "nccl", "resources_per_worker": GPU}, {}, []),
         (
             {"backend": "nccl", "resources_per_worker": GPU, "weights": "collective"},

@@ -60,7 +60,7 @@ from plaudit.runtime.memory import (
     release_freed_memory,
 )
 from plaudit.runtime.network import free_address
-from plaudit.runtime.settings import NO_SHARDS, NO_STAGES
+from plaudit.runtime.settings import NO_SHARDS
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
@@ -310,8 +310,6 @@ class RankProcess(Trainer, Node, Mirrored, Followed, Pins):
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings.device))
         shards, backend = settings.runtime.sharded, settings.runtime.backend
-        if settings.runtime.pipeline > 1 and (backend == "nccl" or (backend == "auto" and device.type == "cuda")):
-            raise SettingsError(NO_STAGES)
         if shards and backend == "gloo" and device.type == "cuda":
             raise SettingsError(NO_SHARDS)
         ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)

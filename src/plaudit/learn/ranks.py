@@ -149,10 +149,10 @@ class Together:
         """Send the tensor to rank `other`, and return the tensor of equal shape that `other` sends to this rank."""
         mine = tensor.to(self.device).contiguous()
         theirs = torch.empty_like(mine)
-        sent = dist.isend(mine, group=self.group, group_dst=other)
-        dist.recv(theirs, group=self.group, group_src=other)
-        assert sent is not None
-        sent.wait()
+        pairs = ((dist.isend, mine), (dist.irecv, theirs))
+        both = [dist.P2POp(kind, one, group=self.group, group_peer=other) for kind, one in pairs]
+        for handle in dist.batch_isend_irecv(both):
+            handle.wait()
         return theirs.to(tensor.device)
 
 

@@ -3,9 +3,10 @@
     Whole or Cut, over the ranks with the same layers -> Staged
     micro-batches -> hidden states from stage to stage -> loss and figures at the last one -> gradients back
 
-Each stage has the whole batch, and so knows the shape of each tensor that it will receive: receives are posted a pass
-early, and micro-batches may differ in size. No pass waits for a send. Left out: shards of a stage (FSDP2), and NCCL,
-where a pair of ranks' sends and receives wait for each other.
+Each stage has the whole batch, and so knows the shape of each tensor that it will receive: micro-batches may differ in
+size. What passes of one tick give each other is sent and received in one batch, and all ranks take the batches in the
+order of ticks: with NCCL, a pair of ranks' sends and receives would otherwise wait for each other. No pass waits for a
+send. Left out: shards of a stage (FSDP2).
 """
 
 from __future__ import annotations
@@ -26,15 +27,12 @@ from plaudit.learn.ranks import Ranks, Together, begun
 from plaudit.learn.readout import READOUTS, Inputs, Result_co, Work
 from plaudit.learn.sharding import Around, Placement, Result, Spec, Within
 from plaudit.learn.tensor import put_together
-from plaudit.learn.turns import Turn, source, target, turns
+from plaudit.learn.turns import Turn, target, ticks
 from plaudit.models.base import LanguageModel
 from plaudit.models.boxes import DTYPES, NAMES
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
 from plaudit.types import Stats
-
-EARLY = 1
-"""A receive is posted this many passes before the pass that needs its tensor."""
 
 
 class Staged(Around):
@@ -47,6 +45,7 @@ class Staged(Around):
         self.model, self.line, self.everyone, self.number = model, line, everyone, model.stage.number
         self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
         self.measured: Stats = {}
+        line.most(0)  # NCCL: all ranks of a group must take part in its first call
 
     def fit(self, budget: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
         began, passing = time.perf_counter(), Passing(self.line, work, cut(budget.tokens))
@@ -100,7 +99,7 @@ class Staged(Around):
         found = {}
         for name in names:
             own = mine[name].cpu() if name in mine else torch.empty(self.layout.whole(name), dtype=self.model.dtype)
-            found[name] = self.line.spread(own, self.layout.stages(name)[0])
+            found[name] = self.line.spread(own, self.layout.stages(name)[0]).cpu()
         return found if everyone or not self.number else {}
 
     def whole(self) -> LanguageModel | None:
@@ -113,12 +112,12 @@ class Staged(Around):
 class Passing(Generic[Result_co]):
     """Forward and, when training, backward passes of micro-batches through one pipeline stage."""
 
-    def __init__(self, line: Ranks, work: Work[Result_co], parts: Sequence[Batch]):
+    def __init__(self, line: Together, work: Work[Result_co], parts: Sequence[Batch]):
         model = work.model
         assert isinstance(model, Decoder)
         self.line, self.work, self.parts, self.model = line, work, parts, model
         self.stage = (line.rank, line.world, model.stage.mesh.spans)
-        self.turns = turns(*self.stage[1:], len(parts), trains=work.trains)[line.rank]
+        self.ticks = ticks(*self.stage[1:], len(parts), trains=work.trains)
         self.idle = 0.0
         """Seconds for which this stage waited for others."""
         self.results: list[Result_co] = []
@@ -126,27 +125,48 @@ class Passing(Generic[Result_co]):
         self._rows: dict[int, int] = {}
         self._coming: dict[Turn, tuple[Any, Tensor]] = {}
         self._sent: list[tuple[Any, Tensor]] = []
+        """Handles of batches with a send, and tensors that must last until then."""
         self._kept: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         """{(span, micro-batch): (input, whose gradient is sent back, output)} of passes without a backward pass yet."""
 
     def run(self) -> list[Result_co]:
-        for number, turn in enumerate(self.turns):
-            for later in self.turns[number : number + EARLY + 1]:
-                self._expect(later)
-            (self._back if turn.backward else self._forth)(turn)
+        for tick in self.ticks:
+            turn, given = tick[self.line.rank], None
+            if turn is not None:
+                given = (self._back if turn.backward else self._forth)(turn)
+            self._exchange(tick, given)
             self._sent = [sent for sent in self._sent if not sent[0].is_completed()]
         for handle, _ in self._sent:
             self._wait(handle)
         return self.results
 
-    def _expect(self, turn: Turn) -> None:
-        giver = source(turn, *self.stage)
-        if giver is not None and turn not in self._coming:
-            if turn.part not in self._rows:
-                self._prepared(turn.part)
-            room = torch.empty(self._rows[turn.part], self.model.config.width, dtype=self.model.dtype)
-            handle = dist.irecv(room, group=self.line.group, group_src=giver, tag=turn.backward)
-            self._coming[turn] = (handle, room)
+    def _exchange(self, tick: Sequence[Turn | None], given: Tensor | None) -> None:
+        """Begin to send `given`, this stage's output of the tick, and to receive what others give this stage."""
+        operations, coming = [], list[Turn | None]()
+        for giver, turn in enumerate(tick):
+            to = None if turn is None else target(turn, giver, *self.stage[1:])
+            if to is not None and self.line.rank in (giver, to[0]):
+                sends = giver == self.line.rank
+                tensor = given if sends else self._room(to[1].part)
+                assert tensor is not None
+                kind, other = (dist.isend, to[0]) if sends else (dist.irecv, giver)
+                operations.append(dist.P2POp(kind, tensor, group=self.line.group, group_peer=other))
+                coming.append(None if sends else to[1])
+        handles = dist.batch_isend_irecv(operations) if operations else []
+        if len(handles) < len(operations):  # NCCL returns one for the batch
+            handles = handles * len(operations)
+        for later, handle, one in zip(coming, handles, operations, strict=True):
+            if later is None:
+                self._sent.append((handle, one.tensor))
+            else:
+                self._coming[later] = (handle, one.tensor)
+
+    def _room(self, part: int) -> Tensor:
+        """Memory for the hidden states of a micro-batch, or for their gradient."""
+        if part not in self._rows:
+            self._prepared(part)
+        width, dtype = self.model.config.width, self.model.dtype
+        return torch.empty(self._rows[part], width, dtype=dtype, device=self.line.device)
 
     def _prepared(self, part: int) -> tuple[Batch, Inputs]:
         if part not in self._inputs:
@@ -156,9 +176,8 @@ class Passing(Generic[Result_co]):
         return self._inputs[part]
 
     def _received(self, turn: Turn) -> Tensor:
-        handle, room = self._coming[turn]
+        handle, room = self._coming.pop(turn)
         self._wait(handle)
-        self._coming[turn] = (None, room.new_empty(0))  # taken: not to be received again
         return room.to(self.work.device)
 
     def _wait(self, handle: Any) -> None:
@@ -166,34 +185,35 @@ class Passing(Generic[Result_co]):
         handle.wait()
         self.idle += time.perf_counter() - began
 
-    def _send(self, x: Tensor, taker: int, turn: Turn) -> None:
-        x = x.detach().cpu().contiguous()
-        self._sent.append((dist.isend(x, group=self.line.group, group_dst=taker, tag=turn.backward), x))
+    def _given(self, x: Tensor) -> Tensor:
+        return x.detach().to(self.line.device).contiguous()
 
-    def _forth(self, turn: Turn) -> None:
-        work, taker = self.work, target(turn, *self.stage)
+    def _forth(self, turn: Turn) -> Tensor | None:
+        """Make a forward pass. Return the hidden states for the next stage, if there is one."""
+        work, given = self.work, None
         batch, inputs = self._prepared(turn.part)
         x = None
-        if source(turn, *self.stage) is not None:
+        if turn in self._coming:
             x = self._received(turn).requires_grad_(work.trains)
         out = self.model(inputs.tokens if x is None else x, inputs.context, inputs.read, turn.span)
-        if taker is None:
+        if target(turn, *self.stage) is None:
             output = READOUTS[work.role].finish(self.model, batch, inputs, out, work.temperature)
             loss, result = work.finish(output, batch)
             self.results.append(result)
             out = loss
         else:
-            self._send(out, taker, turn)
+            given = self._given(out)
         if work.trains:
             self._kept[turn.span, turn.part] = (x, out)
         if turn.span == self.stage[2] - 1:
             del self._inputs[turn.part]
+        return given
 
-    def _back(self, turn: Turn) -> None:
+    def _back(self, turn: Turn) -> Tensor | None:
+        """Make a backward pass. Return the gradient for the stage before, if there is one."""
         x, out = self._kept.pop((turn.span, turn.part))
-        gradient = None if source(turn, *self.stage) is None else self._received(turn)
-        torch.autograd.backward(out, gradient)
-        taker = target(turn, *self.stage)
-        if taker is not None:
-            assert x is not None and x.grad is not None
-            self._send(x.grad, taker, turn)
+        torch.autograd.backward(out, self._received(turn) if turn in self._coming else None)
+        if x is None:
+            return None
+        assert x.grad is not None
+        return self._given(x.grad)

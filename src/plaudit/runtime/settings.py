@@ -36,10 +36,6 @@ NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory only. Take nccl, or runtime.strategy=replicate"
 )
-NO_STAGES = (
-    "runtime.mesh.pipeline sends hidden states by gloo only: NCCL's sends and receives of two ranks wait for each "
-    "other. Set runtime.backend=gloo"
-)
 SHARED = (
     "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (runtime.placement): "
     "set runtime.weights=store, or runtime.backend=gloo"
@@ -312,9 +308,6 @@ class RuntimeSettings(Section):
         """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
-        stages = any(one.pipeline > 1 for one in (self, *self.apart.values()))
-        if stages and (self.backend == "nccl" or (self.backend == "auto" and gpus)):
-            return [NO_STAGES]
         if self.backend == "gloo" and self.sharded and gpus:
             return [NO_SHARDS]
         if self.backend != "nccl" or self.kind == "local":
