@@ -127,6 +127,7 @@ def online(task: Task, optimizer: dict[str, Any]) -> dict[str, Any]:
         "rollout": {"prompts_per_step": task.rows // task.samples, "max_tokens": task.max_new_tokens},
         "rewards": [judged] if task.method == "ppo" else [*task.rewards],
         "algorithm": own[task.method],
+        **({"environment": {"tools": [task.tool], "max_turns": 2}} if task.tool else {}),
         **critic,
     }
 

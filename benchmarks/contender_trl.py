@@ -8,11 +8,12 @@ one, in an environment of its own. The peers' environments hold no Plaudit; this
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ COMMON = {
 
 
 ROWS = 32
-"""Most answers of a pass with the pretrained model: with all 128 of the race TRL needs more than 23 GiB."""
+"""Most answers of a pass with the pretrained model, a quarter with a tool, which prompts describe at length: with all
+128 of the race, or 32 with the tool, TRL needs more than 23 GiB."""
 
 
 def arguments(task: Task) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def groups(task: Task, gate: Gate) -> None:
         before, seen[0] = seen[0], int(trainer.state.num_input_tokens_seen)
         return seen[0] - before
 
-    passes = -(-task.rows // ROWS) if task.model == PRETRAINED else 1
+    passes = -(-task.rows // (ROWS // 4 if task.tool else ROWS)) if task.model == PRETRAINED else 1
     given = arguments(task) | {"per_device_train_batch_size": task.rows // passes}
     kind, config = (GRPOTrainer, GRPOConfig) if task.method == "grpo" else (RLOOTrainer, RLOOConfig)
     tokenizer = AutoTokenizer.from_pretrained(task.path("policy"))
@@ -135,16 +137,18 @@ def groups(task: Task, gate: Gate) -> None:
             **given,
             reward_weights=[one.get("weight", 1.0) for one in task.rewards],
             num_generations=task.samples,
-            max_completion_length=task.max_new_tokens,
+            max_completion_length=task.max_new_tokens * (2 if task.tool else 1),  # TRL's counts all turns
             gradient_accumulation_steps=passes,
             steps_per_generation=passes,
             beta=task.kl,
             shuffle_dataset=False,
+            **({"max_tool_calling_iterations": 1} if task.tool else {}),
         ),
         train_dataset=Dataset.from_list(read_rows(task.data)),
         processing_class=tokenizer,
         callbacks=[Steps(gate, tokens, saves=task.saves)],
         peft_config=adapters(task.lora) if task.lora else None,
+        tools=[named(task.tool)] if task.tool else None,
     )
     trainer.train()
     figures = {
@@ -163,8 +167,7 @@ def adapters(rank: int) -> Any:
 
 def by_batch(address: str, end: int) -> Callable[..., list[float]]:
     """A function of one answer, as TRL calls a reward: with the columns of a batch."""
-    module, _, name = address.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = named(address)
     wanted = inspect.signature(function).parameters
 
     def scored(completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
@@ -173,6 +176,17 @@ def by_batch(address: str, end: int) -> Callable[..., list[float]]:
         return [function(**{key: columns[key][n] for key in wanted}) for n in range(len(completions))]
 
     return scored
+
+
+def named(address: str) -> Callable[..., Any]:
+    """A function "MODULE:NAME" or "FILE.py:NAME"."""
+    place, _, name = address.rpartition(":")
+    if not place.endswith(".py"):
+        return getattr(importlib.import_module(place), name)
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 def online_dpo(task: Task, gate: Gate) -> None:

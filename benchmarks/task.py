@@ -84,6 +84,8 @@ class Task:
     """Rank of the adapters that GRPO trains on every projection, with an alpha of 16; 0 trains the whole model."""
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"kind": "function", "function": "task:richness"}])
     """Of GRPO, RLOO and online DPO: functions of an answer, as Plaudit's settings name them."""
+    tool: str = ""
+    """Of GRPO: a function "FILE.py:NAME" that the policy may call, once an answer."""
     seed: int = 0
     saves: bool = False
     """GRPO writes its adapters into `adapter`, in the output's folder, before a segment ends."""
