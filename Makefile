@@ -68,7 +68,7 @@ test-uncompiled: $(STAMP) ## Run the tests of what computes as on a machine with
 fuzz-kernels: $(STAMP) ## Call every kernel with random arguments under sanitizers: a good minute; ARGS="--seconds 600"
 	@$(BIN)/python tests/compute/fuzz.py $(ARGS)
 
-compat: $(STAMP) ## Run the tests of models, data and evaluation with the oldest and the newest transformers
+compat: $(STAMP) ## Run the tests of what depends on transformers and Ray with the oldest and the newest of each
 	@scripts/compat.sh $(BIN)/python $(ARGS)
 
 parity: $(STAMP) ## Compare every loss, estimator and optimizer step with TRL's own code (docs/parity.md)

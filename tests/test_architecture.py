@@ -58,7 +58,13 @@ ONLY_TYPES = {"runtime", "monitor"}
 
 # Optional libraries and the only files that may import each.
 PLACES: dict[str, set[str]] = {
-    "ray": {"runtime/ray.py", "runtime/ray_worker.py", "runtime/ray_node.py", "trackers/ray.py"},
+    "ray": {
+        "runtime/ray.py",
+        "runtime/ray_worker.py",
+        "runtime/ray_node.py",
+        "runtime/ray_private.py",
+        "trackers/ray.py",
+    },
     "httpx2": {"rewards/remote.py"},
     "uvicorn": {"commands/listening.py", "environments/agents.py"},
     "starlette": {"environments/server.py", "page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},

@@ -4,21 +4,18 @@
     reserve -> a placement group, refused at once with the sums if it can never fit
     spawn -> a process with a plain worker inside -> RayWorker
 
-Only this file, `ray_worker.py` and `ray_node.py` import ray. Ray's own restarts and retries are off: a restarted actor
-has lost its state, and a retried call may run twice.
+Only this file and those beside it named `ray_` import ray; `ray_private.py` has all that is not public. Ray's own
+restarts and retries are off: a restarted actor has lost its state, and a retried call may run twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import math
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -33,6 +30,7 @@ from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
 from plaudit.runtime.hearts import Hearts
 from plaudit.runtime.network import interface_of
 from plaudit.runtime.ray_node import check_address, nodes_for
+from plaudit.runtime.ray_private import draining, nothing_unused, on_loopback, processes_apart, sigterm_left_alone
 from plaudit.runtime.ray_worker import HEART, Host, RayWorker
 from plaudit.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from plaudit.runtime.settings import RuntimeSettings
@@ -49,7 +47,6 @@ class RayRuntime:
     def __init__(self, settings: RuntimeSettings, say: Callable[[str], None] = lambda text: None):
         self.settings, self._say = settings, say
         self._watch: HeadWatch | None = None
-        self._told_of_leaving = False
         self._begun = False
         self._patience = float(os.environ.get(PATIENCE, "60"))
         self._groups: list[Any] = []
@@ -76,7 +73,7 @@ class RayRuntime:
         if settings.address is not None:
             check_address(settings.address)
             try:
-                with _sigterm_left_alone():
+                with sigterm_left_alone():
                     ray.init(address=settings.address, **common)  # with address=auto, it looks for the token too
             except (ConnectionError, ValueError, exceptions.RayError) as error:
                 raise ValueError(
@@ -86,7 +83,7 @@ class RayRuntime:
                 ) from error
         else:
             try:
-                with _sigterm_left_alone(), _processes_apart(), _on_loopback(), _nothing_unused():
+                with sigterm_left_alone(), processes_apart(), on_loopback(), nothing_unused():
                     ray.init(
                         address="local",
                         _temp_dir=str(_own_folder()),
@@ -119,16 +116,8 @@ class RayRuntime:
         return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
     def leaving(self) -> set[str]:
-        """Return ids of draining nodes, such as an autoscaler takes back; an empty set if this Ray cannot tell."""
-        try:
-            return set(ray._private.state.state.get_draining_nodes())
-        except AttributeError:  # not of Ray's public functions: another version may have none
-            if not self._told_of_leaving:
-                self._say(
-                    f"Ray {ray.__version__} does not report which nodes will end: workers there will count as lost"
-                )
-            self._told_of_leaving = True
-            return set()
+        """Return ids of nodes that are about to end, such as an autoscaler takes back; none if this Ray cannot tell."""
+        return draining()
 
     def nodes_for(self, bundles: Sequence[Resources], *, what: str) -> AbstractAsyncContextManager[None]:
         """Within, the nodes can hold the bundles (`ray_node.nodes_for`); an autoscaler has runtime.nodes_timeout."""
@@ -274,55 +263,6 @@ class RayRuntime:
                 ray.shutdown()
 
 
-@contextlib.contextmanager
-def _sigterm_left_alone() -> Iterator[None]:
-    """Keep Python's handler of SIGTERM. Ray's would end the run with a traceback while Ray starts, and unsaved later;
-    the handler of Ray's C++ is replaced again."""
-    utilities: Any = ray._private.utils
-    setter, utilities.set_sigterm_handler = utilities.set_sigterm_handler, lambda handler: None
-    try:
-        yield
-    finally:
-        utilities.set_sigterm_handler = setter
-        with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-@contextlib.contextmanager
-def _processes_apart() -> Iterator[None]:
-    """Let Ray start its processes in a separate process group. A SIGTERM to this group (`timeout`, many service
-    managers) then reaches only this process, which saves and ends the others. Otherwise Ray would end at once, and the
-    run with it. Not used if the processes must end with this process's group."""
-    services: Any = ray._private.services
-    popen = getattr(services, "ConsolePopen", None)
-    utilities: Any = ray._private.utils
-    if popen is None or sys.platform == "win32" or not utilities.detect_fate_sharing_support():
-        yield
-        return
-    services.ConsolePopen = partial(popen, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
-
-
-@contextlib.contextmanager
-def _nothing_unused() -> Iterator[None]:
-    """Let Ray start without its autoscaler, its log reader and the rest of its page. A run on this machine does not
-    need them, and they cost seconds at its start and one at its end."""
-    node: Any = ray._private.node.Node
-    utilities: Any = ray._private.utils
-    unused = ["start_monitor", "start_log_monitor"]
-    if utilities.get_dashboard_dependency_error() is not None:
-        unused.append("start_api_server")  # ray[default]: a node's agent would look for the API server forever
-    with contextlib.ExitStack() as before:
-        for name, start in inspect.getmembers(node):  # not of Ray's public functions: another version may have none
-            if name in unused:
-                before.callback(setattr, node, name, start)
-                setattr(node, name, lambda node, **more: None)
-        yield
-
-
 def _state() -> Any:
     """Ray's functions about the cluster, which have no types."""
     return ray
@@ -331,26 +271,13 @@ def _state() -> Any:
 def _own_folder() -> Path:
     """Return the folder for logs and sockets of our own cluster; make the one around it, closed to other users. Raises
     PermissionError if another user owns that one, or it is a link."""
-    utilities: Any = ray._common.utils
-    folder = Path(utilities.get_default_system_temp_dir(), f"ray-{os.geteuid()}")
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = Path(place, f"ray-{os.geteuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise PermissionError(f"{folder} is another user's")
     folder.chmod(0o700)
     return folder / "ray"  # Ray would open it to all users
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray listen on the loopback interface only, as it always does on macOS."""
-    services: Any = ray._private.services
-    constants = services.ray_constants
-    before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
 
 
 def _environment(*, here: bool) -> dict[str, Any]:

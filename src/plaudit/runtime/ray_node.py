@@ -21,6 +21,7 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from plaudit.runtime.ray_private import head_of_auto
 from plaudit.runtime.resources import Resources, ResourcesError
 
 CONNECT = 5.0
@@ -112,8 +113,8 @@ def check_address(address: str) -> None:
 
 def _answering(address: str) -> None:
     """Raise ConnectionError if no head answers. Ray itself would try for a quarter of an hour."""
-    if address == "auto":  # auto: RAY_ADDRESS, or the cluster that was started last on this machine
-        address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
+    if address == "auto":
+        address = head_of_auto()
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConnectionError(f"{address or 'nothing'} is not host:port")
