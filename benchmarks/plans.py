@@ -18,9 +18,9 @@ from typing import Any
 
 from harness import KEPT, PLAUDIT, asked, show
 
+from plaudit.runtime.memory import peaks
+
 STEPS = 4
-WORKER = b"ray::Host"
-"""How Ray calls a process that works for us."""
 FRESH = "{model_type: gpt2, n_embd: %d, n_layer: %d, n_head: 4, n_positions: 256}"
 POLICY, JUDGE = FRESH % (192, 4), FRESH % (256, 6)
 COMMON = [
@@ -70,33 +70,6 @@ def prepared(folder: Path) -> None:
         called(folder, "reward", *given, *sizes, "output=.", "name=judge")
 
 
-def descendants(root: int) -> Iterator[int]:
-    """A process and all that it started."""
-    yield root
-    try:
-        tasks = [path.read_text().split() for path in Path(f"/proc/{root}/task").glob("*/children")]
-    except OSError:  # it has ended
-        return
-    for child in (child for children in tasks for child in children):
-        yield from descendants(int(child))
-
-
-def peaks(root: int) -> dict[int, float]:
-    """MiB that the run's own processes have taken at most: the driver and Plaudit's workers, without Ray's."""
-    found = {}
-    for process in descendants(root):
-        try:
-            path = Path(f"/proc/{process}")
-            if process != root and (path / "cmdline").read_bytes().split(b"\0")[0] != WORKER:
-                continue
-            told = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
-            most, shared = (float(told.get(name, "0 kB").split()[0]) / 1024 for name in ("VmHWM", "RssShmem"))
-            found[process] = most - shared
-        except OSError:
-            continue
-    return found
-
-
 def run(folder: Path, method: str, words: Sequence[str]) -> tuple[float, float]:
     """Seconds of a step, and MiB of all processes."""
     given = [*COMMON, *METHODS[method], *words, f"name=run-{method}", "overwrite=true", "log.quiet=true"]
@@ -110,7 +83,7 @@ def run(folder: Path, method: str, words: Sequence[str]) -> tuple[float, float]:
     if process.returncode:
         raise SystemExit((folder / "run.log").read_text()[-2000:])
     lines = (folder / f"run-{method}" / "metrics.jsonl").read_text().splitlines()
-    return median(json.loads(line)["time/step"] for line in lines[1:]), sum(most.values())
+    return median(json.loads(line)["time/step"] for line in lines[1:]), sum(most.values()) / 2**20
 
 
 def planned(folder: Path, method: str, words: Sequence[str]) -> tuple[float, float]:

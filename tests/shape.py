@@ -43,8 +43,8 @@ ROOMS = {
         "our kernels' Python side, torch's form, compiled on GPUs (125); addresses; axes (250), boxes (45), a KL (30)",
     ),
     "runtime": (
-        2950,
-        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), ends (150)",
+        2985,
+        "the queue of requests, all that knows Ray, sockets; places (275), servers (60), ends (150), memory (30)",
     ),
     "monitor": (
         2010,
@@ -105,8 +105,8 @@ ROOMS = {
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3140,
-        "before a run: check (615), layout (150), profile (600), costs (630), placements and search (635) (optional)",
+        3210,
+        "check (615), layout (150), profile (630), costs (640), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
         2380,

@@ -45,6 +45,12 @@ class Estimate:
         """Bytes of the process that takes most memory."""
         return max(sum(parts.values()) for parts in self.memory.values())
 
+    @property
+    def total(self) -> float:
+        """Bytes of all processes."""
+        counts = self.placement.counts
+        return sum(sum(parts.values()) * counts.get(name, 1) for name, parts in self.memory.items())
+
 
 @dataclass(frozen=True)
 class Costs:

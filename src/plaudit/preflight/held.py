@@ -21,7 +21,7 @@ from plaudit.models.tokenizer import load_tokenizer
 from plaudit.settings.tree import Settings
 from plaudit.types import Role
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 PARTS = ("weights", "gradients", "moments", "masters")
 
 

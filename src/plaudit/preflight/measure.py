@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ USUAL = {"store": Link(0.02, 3e8)}
 """Assumed links for a recipe without Ray, which cannot be measured: publishing to workers on one machine."""
 BUSY = 0.3
 """Load per core above which a profile notes that other programs were running."""
+STOLEN, SPREAD = 0.05, 0.25
+"""Share of the cores' time that other virtual machines took, and how much longer the median repeat of the same work
+took than the fastest, above which a profile notes this."""
 
 
 def alone(s: Settings) -> Settings:
@@ -59,12 +63,17 @@ def measure(
 ) -> Profile:
     """Profile the machine for a run of `alone` settings. `answers`: lengths of recorded ones. `on_ray`: the recipe's
     settings if it uses Ray; `size` is then the bytes of the weights that it publishes."""
-    threads, load = torch.get_num_threads(), os.getloadavg()[0] / cores()
-    notes = [f"measured beside other programs, which kept {load:.1f} processes a core busy"] if load > BUSY else []
+    threads, load, before = torch.get_num_threads(), os.getloadavg()[0] / cores(), ticks()
+    measured = _Measured(job, say, threads)
     try:
-        found = asyncio.run(_Measured(job, say, threads).profile(answers))
+        found = asyncio.run(measured.profile(answers))
     finally:
         torch.set_num_threads(threads)
+    stolen, spread = stolen_share(before, ticks()), statistics.median(measured.spreads or [0.0])
+    notes = [f"measured beside other programs, which kept {load:.1f} processes a core busy"] if load > BUSY else []
+    notes += [f"measured while other machines took {stolen:.0%} of the cores' time"] if stolen > STOLEN else []
+    busy = bool(notes)
+    notes += [f"repeats of the same work took {spread:.0%} longer than the fastest"] if spread > SPREAD else []
     say("sums between two processes")
     met = meeting()
     links = {name: Link(*met[name]) for name in ("all_reduce", "all_gather")} | USUAL
@@ -75,7 +84,7 @@ def measure(
         found, links = replace(found, call=call, memory={**found.memory, "ray": ray}), links | {"store": store}
     else:
         notes.append("calls to other processes: usual values, since the recipe does not use Ray")
-    return replace(found, links=links, crowded=crowded, notes=(*notes, *found.notes), busy=load > BUSY)
+    return replace(found, links=links, crowded=crowded, notes=(*notes, *found.notes), busy=busy)
 
 
 def fitted(points: Points) -> tuple[float, ...]:
@@ -89,15 +98,33 @@ def fitted(points: Points) -> tuple[float, ...]:
     return tuple(float(value) for value in found / scale)
 
 
-async def timed(work: Work, clock: Callable[[], float] = time.perf_counter) -> float:
+async def timed(
+    work: Work, clock: Callable[[], float] = time.perf_counter, spreads: list[float] | None = None
+) -> float:
     """Return the fewest seconds of several tries, since other programs can only add to them. If the first try, which
-    also warms up, takes long, it is the only one."""
+    also warms up, takes long, it is the only one. `spreads` is given how much longer the median of the others took."""
     seconds: list[float] = []
     while len(seconds) <= TIMES and sum(seconds) < SECONDS / 4:
         begun = clock()
         await work()
         seconds.append(clock() - begun)
+    if spreads is not None and len(seconds) > 2:
+        spreads.append(statistics.median(seconds[1:]) / min(seconds) - 1)
     return min(seconds)
+
+
+def ticks() -> list[int]:
+    """Return the time of all cores since the start, in ticks, by kind (proc(5), /proc/stat); [] if unknown."""
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    except OSError:
+        return []
+
+
+def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:
+    """Return the share of time between two `ticks` that the cores were taken by other virtual machines (steal)."""
+    taken = [late - early for early, late in zip(before, after, strict=True)]
+    return taken[7] / max(1, sum(taken)) if len(taken) == 8 else 0.0
 
 
 def resident(name: str = "VmRSS") -> float:
@@ -114,6 +141,7 @@ class _Measured:
     job: Job
     say: Say
     threads: int
+    spreads: list[float] = field(default_factory=list)
 
     async def profile(self, answers: Sequence[int]) -> Profile:
         self.settings, self.made = self.job.settings, MadeUp(self.job)
@@ -165,7 +193,7 @@ class _Measured:
                     break
                 if not points:  # what only a first pass does, such as compiling and taking memory, is no part of a size
                     await (await work_of(groups))()
-                points.append((counted(groups).numbers, await timed(await work_of(groups), self.clock)))
+                points.append((counted(groups).numbers, await timed(await work_of(groups), self.clock, self.spreads)))
             found[name] = fitted(points)
         if self.made.online:
             self.say(f"decoding, threads={threads}")
@@ -226,7 +254,8 @@ class _Measured:
             if not points:
                 await work()
             context = rows * (answer * prompt + answer * (answer - 1) / 2)
-            points.append(((answer, answer * rows, context, rows * prompt), await timed(work, self.clock)))
+            amount = (answer, answer * rows, context, rows * prompt)
+            points.append((amount, await timed(work, self.clock, self.spreads)))
         return fitted(points)
 
     async def _update(self, role: Role) -> float:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,17 +13,18 @@ from plaudit.models.mesh import Mesh
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.settings.recipes import load_settings, read_settings, recipe_of
-from plaudit.settings.tree import Settings, SettingsError, resolved
+from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.later import postponed
 
 with postponed("torch"):
     import plaudit.preflight.check  # noqa: F401  # it imports the methods, so that settings find them without torch
-    from plaudit.preflight.cost import Costs, Estimate
-    from plaudit.preflight.held import models_of
+    from plaudit.preflight.cost import Costs
+    from plaudit.preflight.held import MIB, models_of
     from plaudit.preflight.profile import Curve, Profile, read_profile
     from plaudit.preflight.report import Outcome
+    from plaudit.preflight.trial import trial
     from plaudit.runs.planned import beside, keep
-    from plaudit.runs.records import METRICS, SAMPLES
+    from plaudit.runs.records import SAMPLES
 
 
 def profile(method: str | None, words: Sequence[str]) -> Path:
@@ -112,30 +109,15 @@ def plan(
         click.echo(json.dumps(outcomes[0] if len(outcomes) == 1 else outcomes))
 
 
-def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:
-    """Run four steps of each distinct named plan; print and return seconds a step: planned, measured (median of 3)."""
-    found = {}
-    reporter.say(f"{'checked':12}{'planned':>10}{'measured':>10}  s a step")
+def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float | None]]:
+    """Run four steps of each distinct named plan; print and return seconds a step (median of 3) and bytes: planned,
+    measured."""
+    found: dict[str, dict[str, float | None]] = {}
+    reporter.say(f"{'checked':12}{'planned':>10}{'measured':>10}  s a step{'planned':>10}{'measured':>10}  MiB")
     for name, one in {o.placement: (n, o) for n, o in outcome.named.items()}.values():
-        with tempfile.TemporaryDirectory() as folder:
-            measured = steps_of(outcome, one, folder)
-        found[name] = {"planned": one.step, "measured": measured}
-        reporter.say(f"{name:12}{one.step:10.3f}{measured:10.3f}  {one.step / measured - 1:+.0%}")
+        step, memory = trial(outcome.settings if one is outcome.now else one.placement.placed(outcome.settings))
+        found[name] = {"planned": one.step, "measured": step, "planned_memory": one.total, "measured_memory": memory}
+        size = f"{'-':>10}" if memory is None else f"{memory / MIB:10,.0f}  {one.total / memory - 1:+.0%}"
+        seconds = f"{one.step:10.3f}{step:10.3f}  {one.step / step - 1:+8.0%}"
+        reporter.say(f"{name:12}{seconds}{one.total / MIB:10,.0f}{size}")
     return found
-
-
-def steps_of(outcome: Outcome, one: Estimate, folder: str, steps: int = 3) -> float:
-    """Run `steps` + 1 steps in a new process; return the median seconds of a step, without the first."""
-    settings = outcome.settings if one is outcome.now else one.placement.placed(outcome.settings)
-    settings = replace(
-        settings, output=folder, name="check", resume=None, train=replace(settings.train, steps=steps + 1)
-    )
-    path = Path(folder) / "check.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(resolved(settings), encoding="utf-8")
-    command = [sys.executable, "-m", "plaudit", "train", str(path), "log.quiet=true", "evaluate.every=null"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SettingsError(f"{' '.join(one.placement.words())} cannot run: {done.stderr.strip()[-500:]}")
-    records = read_jsonl(Path(folder) / "check" / METRICS)
-    return float(statistics.median(record["time/step"] for record in records[1:]))

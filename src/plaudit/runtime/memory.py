@@ -1,4 +1,4 @@
-"""Free memory, errors when it runs out, and the handling of freed memory by glibc.
+"""Free memory, errors when it runs out, what a run's processes take, and the handling of freed memory by glibc.
 
 By default, glibc returns every freed block of some megabytes to the kernel. Tensors are such blocks, and a training
 step frees and allocates hundreds of them: the kernel then fills the same pages with zeros again and again.
@@ -26,7 +26,8 @@ VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD
 PLENTY = 0.5
 """If at least this share of the host's memory is free, processes need not return theirs."""
 
-
+WORKER = b"ray::Host"
+"""How Ray calls a process that works for us."""
 SAID = (
     "can't allocate memory",
     r"unable to mmap .* Cannot allocate memory",
@@ -138,3 +139,30 @@ def recover_memory() -> None:
     """As `give_back_memory`, after an allocation failed: first collect reference cycles, such as torch.compile's."""
     gc.collect()
     give_back_memory()
+
+
+def peaks(root: int) -> dict[int, float]:
+    """Return the bytes that a run's own processes have taken at most: of the driver `root`, and of workers on Ray. What
+    they share with others is left out."""
+    found = {}
+    for process in _descendants(root):
+        path = Path(f"/proc/{process}")
+        try:
+            if process == root or (path / "cmdline").read_bytes().split(b"\0")[0] == WORKER:
+                lines = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
+                most, shared = (float(lines.get(name, "0 kB").split()[0]) * 1024 for name in ("VmHWM", "RssShmem"))
+                found[process] = most - shared
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def _descendants(root: int) -> Iterator[int]:
+    """Yield a process and all that it started."""
+    yield root
+    try:
+        tasks = [path.read_text().split() for path in Path(f"/proc/{root}/task").glob("*/children")]
+    except OSError:
+        return
+    for child in (child for children in tasks for child in children):
+        yield from _descendants(int(child))
