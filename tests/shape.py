@@ -73,8 +73,8 @@ ROOMS = {
         "two engines, one our own decoder, and the way from prompts to rows; processes (385), caches of turns (185)",
     ),
     "learn": (
-        2435,
-        "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65), ticks (35)",
+        2455,
+        "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65), stages (55)",
     ),
     "loop": (
         2825,

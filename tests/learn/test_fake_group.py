@@ -28,9 +28,9 @@ MESHES = {
     "Llama 3 8B": Mesh(data=64),
     "Qwen3 32B": Mesh(replicas=2, data=16, tensor=8),
     "Llama 3 70B": Mesh(replicas=8, tensor=4, pipeline=16),
-    "Llama 3 405B": Mesh(replicas=4, data=128, tensor=8),
+    "Llama 3 405B": Mesh(replicas=2, data=128, tensor=8, pipeline=2),
 }
-"""What is held: `data` ranks have shards, `replicas` have copies, as all have where stages hold whole layers."""
+"""What is held: `data` ranks have shards, `replicas` have copies."""
 
 
 @contextmanager
@@ -44,13 +44,13 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
 
 def made(name: str, mesh: Mesh) -> Decoder:
     """This rank's part: as `executors.trainer.Trainer` makes it."""
-    replicas = mesh.replicas if mesh.pipeline == 1 else 1
+    replicas = mesh.replicas if mesh.data > 1 else 1
     axes = Axes.along(Together(CPU), mesh, device=CPU, timeout=60.0, replicas=replicas)
     model = Decoder.empty(
         read_config(CONFIGS[name]), head="lm", dtype=torch.bfloat16, device=None, axis=axes.axis, stage=axes.stage
     )
     model.pending = None  # nor will it have values, for which its placement would make room
-    if mesh.pipeline == 1:
+    if mesh.data > 1:
         Sharded(model, axes.data, device=CPU, grid=axes.grid)
     return model
 

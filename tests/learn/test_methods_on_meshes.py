@@ -55,6 +55,7 @@ MESHES: dict[str, dict[str, Any]] = {
     **{axis: {"mesh": {axis: 2}} for axis in AXES},
     "shards": {"mesh": {"data": 2}, "strategy": "fsdp"},
     **{f"{one} x {other}": {"mesh": {one: 2, other: 2}} for one, other in itertools.combinations(AXES, 2)},
+    "shards x pipeline": {"mesh": {"data": 2, "pipeline": 2}, "strategy": "fsdp"},
 }
 
 

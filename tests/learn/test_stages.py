@@ -52,7 +52,12 @@ MESHES: dict[str, tuple[int, dict[str, int]]] = {
     "tensor 2": (4, {"pipeline": 2, "tensor": 2}),
     "context 2": (4, {"pipeline": 2, "context": 2}),
     "pipeline 4": (4, {"pipeline": 4}),
+    "shards": (4, {"pipeline": 2, "data": 2}),
+    "spans and shards": (4, {"pipeline": 2, "spans": 2, "data": 2}),
+    "gradients in shards": (4, {"pipeline": 2, "data": 2}),
+    "copies of shards": (8, {"pipeline": 2, "data": 2, "replicas": 2}),
 }
+STRATEGIES = {"shards": "fsdp", "spans and shards": "fsdp", "gradients in shards": "zero2", "copies of shards": "fsdp"}
 LEARNED = [
     *((case, "pipeline 2") for case in CASES),
     *((case, "spans 2") for case in ("sft", "ppo", "lora")),
@@ -60,19 +65,26 @@ LEARNED = [
     *((case, "tensor 2") for case in ("grpo", "ppo", "lora", "half")),
     *((case, "context 2") for case in ("grpo", "ppo")),
     *((case, "pipeline 4") for case in ("sft", "ppo")),
+    *((case, "shards") for case in CASES),
+    ("grpo", "spans and shards"),
+    ("ppo", "gradients in shards"),
+    ("grpo", "copies of shards"),
 ]
 GRADIENTS = [
     *((case, "pipeline 2") for case in CASES if case != "half"),
     *((case, "spans 2") for case in ("grpo", "reward")),
     *((case, how) for case in ("grpo", "ppo", "dpo") for how in ("data 2", "tensor 2", "context 2")),
     ("sft", "pipeline 4"),
+    *((case, "shards") for case in ("grpo", "ppo", "lora")),
+    ("grpo", "spans and shards"),
+    ("ppo", "gradients in shards"),
 ]
-ON_ONE = [("grpo", "pipeline 2"), ("ppo", "spans 2"), ("lora", "pipeline 2"), ("lora", "tensor 2")]
-AGAIN = [("grpo", "pipeline 2"), ("half", "pipeline 2"), ("lora", "tensor 2"), ("ppo", "data 2")]
+ON_ONE = [("grpo", "pipeline 2"), ("ppo", "spans 2"), ("lora", "pipeline 2"), ("lora", "tensor 2"), ("ppo", "shards")]
+AGAIN = [("grpo", "pipeline 2"), ("half", "shards"), ("lora", "tensor 2"), ("ppo", "data 2")]
 """Cases that are resumed on the mesh of before."""
-MOVED = [("ppo", "spans 2", "tensor 2"), ("lora", "pipeline 2", "data 2"), ("grpo", "tensor 2", "context 2")]
+MOVED = [("ppo", "spans 2", "tensor 2"), ("lora", "shards", "data 2"), ("grpo", "tensor 2", "shards")]
 """Cases that are resumed on another mesh."""
-FROM_ONE = [("grpo", "pipeline 2"), ("lora judge", "pipeline 2"), ("sft", "spans 2"), ("ppo", "tensor 2")]
+FROM_ONE = [("grpo", "pipeline 2"), ("lora judge", "pipeline 2"), ("sft", "spans 2"), ("ppo", "shards")]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +97,8 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         sections = {**given, "learn": {"micro_tokens": 40} | given.get("learn", {})}
         sections["optimizer"] = {"eps": 1e-3, "schedule": "constant"}
         if mesh is not None:
-            sections["runtime"] = {"kind": "ray", "mesh": MESHES[mesh][1]}
+            strategy = STRATEGIES.get(mesh, "replicate")
+            sections["runtime"] = {"kind": "ray", "mesh": MESHES[mesh][1], "strategy": strategy}
         recipe = make_recipe(method, root / "unused", **sections)
         recipe["model"]["config"] = model
         folder = str(root / case / how)
@@ -135,7 +148,9 @@ def test_a_rank_keeps_its_own_layers_only(case: str, how: str, done: Path) -> No
     _, model, sections = CASES[case]
     lora = LoraSettings(**sections["model"]["lora"]) if "model" in sections else None
     axes = dict(MESHES[how][1])
-    mesh = Mesh(replicas=axes.pop("data", 1) * axes.pop("context", 1), **axes)
+    if how not in STRATEGIES:
+        axes["replicas"] = axes.pop("data", 1) * axes.pop("context", 1)
+    mesh = Mesh(**axes)
     layouts = [Layout(read_config(model), head, mesh, lora) for head in HELD[case]]
     kept = []
     for place in map(mesh.place, range(mesh.world)):

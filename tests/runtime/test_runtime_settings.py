@@ -70,7 +70,6 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ({**SERVED, "mesh": {"tensor": 2}}, "mesh has tensor, and strategy=server"),
         ({**SERVED, "mesh": {"mirrors": 1}}, "mesh has mirrors, and strategy=server"),
         ({**SERVED, "offload": ["optimizer"]}, "offload=['optimizer']: with strategy=server"),
-        ({"kind": "ray", "mesh": {"pipeline": 2}, "strategy": "fsdp"}, "mesh has pipeline=2, whose stages hold"),
         ({"kind": "ray", "mesh": {"spans": 2}}, "mesh has spans=2, those of layers on a stage"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
         ({"kind": "ray", "resources_per_worker": {"GPU": -1.0}}, "resources_per_worker={'GPU': -1.0} must be"),

@@ -23,7 +23,7 @@ def levels(runtime: RuntimeSettings, first: int = 0) -> Iterator[list[Ranks]]:
     rows = [tuple(range(first + at, first + at + width)) for at in range(0, runtime.ranks, width)]
     if runtime.replicas > 1:
         size = workers // runtime.replicas
-        yield [sum(rows[at : at + size], ()) for at in range(0, workers, size)]  # shards have no stages
+        yield [sum(rows[at : at + size], ()) for at in range(0, len(rows), size)]
     if runtime.pipeline > 1:
         yield [sum(rows[worker::workers], ()) for worker in range(workers)]
     yield rows

@@ -111,6 +111,11 @@ class Placement(Protocol):
         """Return this rank's share of the model; None if the model is not read and written in boxes."""
         ...
 
+    @property
+    def writes(self) -> bool:
+        """True if this rank may have a part to write: not where all of its part is a copy of another rank's."""
+        ...
+
     def begin(self, work: Callable[[], None]) -> bool:
         """Let rank 0 do `work` before any rank writes its part. Return True if this rank has a part to write. If the
         work fails, rank 0 raises its error, and all other ranks return False."""
@@ -166,6 +171,10 @@ class Around(InTurn):
     def settle(self) -> None:
         self.inner.settle()
 
+    @property
+    def writes(self) -> bool:
+        return self.inner.writes
+
     def share(self) -> Share | None:
         return self.inner.share()
 
@@ -213,11 +222,14 @@ class Whole(InTurn):
         mesh, rank = self.model.among(self.ranks.world, self.ranks.rank)
         return self.model.share(mesh, rank, dict(self.model.named_parameters()))  # type: ignore[no-any-return]
 
+    @property
+    def writes(self) -> bool:
+        return not self.ranks.rank
+
     def begin(self, work: Callable[[], None]) -> bool:
-        if self.ranks.rank:
-            return False
-        work()
-        return True
+        if self.writes:
+            work()
+        return self.writes
 
     def whole(self) -> LanguageModel | None:
         return None if self.ranks.rank else self.model

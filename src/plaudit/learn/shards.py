@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from plaudit.learn.ranks import Alone, Ranks, begun, buckets
 from plaudit.learn.sharding import InTurn, Within, local, norm_of
 from plaudit.models.base import LanguageModel
-from plaudit.models.mesh import Mesh
 from plaudit.models.share import Share
 
 
@@ -160,9 +159,10 @@ class Sharded(InTurn):
 
     def share(self) -> Share | None:
         mine = {name: local(parameter) for name, parameter in self.model.named_parameters()}
-        axis = self.model.axis
-        mesh = Mesh(replicas=self.copies.world, data=self.shards.world, tensor=axis.size)
-        return self.empty.share(mesh, self.ranks.rank * axis.size + axis.rank, mine)
+        mesh, rank = self.model.among(self.copies.world, self.ranks.rank, data=self.shards.world)
+        return self.empty.share(mesh, rank, mine)
+
+    writes = True
 
     def begin(self, work: Callable[[], None]) -> bool:
         return begun(work, self.ranks.rank == 0, self.ranks.most)

@@ -45,10 +45,13 @@ class Staged(Around):
         self.model, self.line, self.everyone, self.number = model, line, everyone, model.stage.number
         self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
         self.measured: Stats = {}
+        share = inner.share()
+        assert share is not None
+        self.dtype = share.dtype
         line.most(0)  # NCCL: all ranks of a group must take part in its first call
 
     def fit(self, budget: TokenBudget, cut: Cutting, work: Work[Result]) -> list[Result]:
-        began, passing = time.perf_counter(), Passing(self.line, work, cut(budget.tokens))
+        began, passing = time.perf_counter(), Passing(self, work, cut(budget.tokens))
         results = passing.run()
         if work.trains:
             self._measure(work.role, time.perf_counter() - began, passing.idle)
@@ -98,7 +101,7 @@ class Staged(Around):
             return {}
         found = {}
         for name in names:
-            own = mine[name].cpu() if name in mine else torch.empty(self.layout.whole(name), dtype=self.model.dtype)
+            own = mine[name].cpu() if name in mine else torch.empty(self.layout.whole(name), dtype=self.dtype)
             found[name] = self.line.spread(own, self.layout.stages(name)[0]).cpu()
         return found if everyone or not self.number else {}
 
@@ -106,17 +109,18 @@ class Staged(Around):
         return put_together(self, self.model)
 
     def begin(self, work: Callable[[], None]) -> bool:
-        return begun(work, not self.everyone.rank, self.everyone.most) and not self.ranks.rank
+        return begun(work, not self.everyone.rank, self.everyone.most) and self.writes
 
 
 class Passing(Generic[Result_co]):
     """Forward and, when training, backward passes of micro-batches through one pipeline stage."""
 
-    def __init__(self, line: Together, work: Work[Result_co], parts: Sequence[Batch]):
-        model = work.model
-        assert isinstance(model, Decoder)
-        self.line, self.work, self.parts, self.model = line, work, parts, model
-        self.stage = (line.rank, line.world, model.stage.mesh.spans)
+    def __init__(self, place: Staged, work: Work[Result_co], parts: Sequence[Batch]):
+        self.place, self.line, self.model = place, place.line, place.model
+        self.work, self.parts = work, parts
+        self.stage = (self.line.rank, self.line.world, self.model.stage.mesh.spans)
+        self._left = len(parts) * self.stage[2]
+        """Backward passes that are still to be made."""
         self.ticks = ticks(*self.stage[1:], len(parts), trains=work.trains)
         self.idle = 0.0
         """Seconds for which this stage waited for others."""
@@ -165,8 +169,8 @@ class Passing(Generic[Result_co]):
         """Memory for the hidden states of a micro-batch, or for their gradient."""
         if part not in self._rows:
             self._prepared(part)
-        width, dtype = self.model.config.width, self.model.dtype
-        return torch.empty(self._rows[part], width, dtype=dtype, device=self.line.device)
+        shape = (self._rows[part], self.model.config.width)
+        return torch.empty(shape, dtype=self.place.dtype, device=self.line.device)
 
     def _prepared(self, part: int) -> tuple[Batch, Inputs]:
         if part not in self._inputs:
@@ -212,6 +216,8 @@ class Passing(Generic[Result_co]):
     def _back(self, turn: Turn) -> Tensor | None:
         """Make a backward pass. Return the gradient for the stage before, if there is one."""
         x, out = self._kept.pop((turn.span, turn.part))
+        self._left -= 1
+        self.place.accumulate(self._left > 0)
         torch.autograd.backward(out, self._received(turn) if turn in self._coming else None)
         if x is None:
             return None

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
 from plaudit.learn.sharding import Around, Placement, Within
-from plaudit.learn.shards import Grid, Sharded
+from plaudit.learn.shards import Grid
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
@@ -78,10 +78,10 @@ class Axes:
             data = joined(alike, context) if alike.shape[1] > 1 else Alone()
         grid = Grid(data, Alone(), ())
         if replicas > 1:
-            (all_stages,) = numbers
-            shards = joined(all_stages.permute(0, 2, 1).reshape(-1, all_stages.shape[1]))
-            copies = joined(all_stages.reshape(replicas, -1).t())
-            grid = Grid(shards, copies, all_stages[:, :, ranks.rank % tensor].tolist())
+            shards = joined(numbers.transpose(2, 3).flatten(0, 2))
+            copies = joined(numbers.flatten(2).transpose(1, 2).flatten(0, 1))
+            mine = numbers[ranks.rank // (ranks.world // pipeline)]
+            grid = Grid(shards, copies, mine[:, :, ranks.rank % tensor].tolist())
         return cls(data, grid, parts, axis, beside, line, stage)
 
 
@@ -147,7 +147,7 @@ class Cut(Around):
     def begin(self, work: Callable[[], None]) -> bool:
         first = not (self.tensor.rank or self.ranks.rank)
         whole = begun(work, first, lambda failed: self.ranks.most(self.tensor.most(failed)))
-        return whole and (isinstance(self.inner, Sharded) or not self.ranks.rank)
+        return whole and self.writes
 
 
 def put_together(place: Placement, model: Decoder) -> LanguageModel | None:

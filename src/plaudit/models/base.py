@@ -95,10 +95,11 @@ class LanguageModel(nn.Module, ABC):
         None for a model that cannot be read or written in boxes."""
         return None
 
-    def among(self, replicas: int, replica: int) -> tuple[Mesh, int]:
-        """Return the mesh of `replicas` copies of the model, and this rank's number in it as part of copy `replica`."""
-        mesh = replace(self.stage.mesh, replicas=replicas, tensor=self.axis.size)
-        return mesh, (self.stage.number * replicas + replica) * self.axis.size + self.axis.rank
+    def among(self, replicas: int, number: int, *, data: int = 1) -> tuple[Mesh, int]:
+        """Return the mesh of `replicas` copies of the model, each in `data` shards, and this rank's number in it, which
+        is `number` among the ranks with its layers and its part of each matrix."""
+        mesh = replace(self.stage.mesh, replicas=replicas, data=data, tensor=self.axis.size)
+        return mesh, (self.stage.number * replicas * data + number) * self.axis.size + self.axis.rank
 
     def tie(self) -> None:
         """Make tied parameters share their memory again, after each got memory of its own."""

@@ -252,11 +252,6 @@ class RuntimeSettings(Section):
         for axis in self.mesh:
             if axis not in AXES:
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
-        if self.pipeline > 1 and self.sharded:
-            yield (
-                f"mesh has pipeline={self.pipeline}, whose stages hold whole layers, and strategy={self.strategy} has "
-                "them in shards: set strategy=replicate, and more stages or tensor for less memory"
-            )
         if self.pipeline > 1 and (self.inside or self.placement in PLANNED):
             yield (
                 f"mesh has pipeline={self.pipeline}, and placement={shown(self.placement)} is for ranks with all "
