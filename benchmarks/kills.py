@@ -62,6 +62,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "cut": {"mesh": {"tensor": 2}},
     "stages": {"mesh": {"pipeline": 2}},
     "square": {"mesh": {"tensor": 2, "pipeline": 2}},
+    "stages-sharded": {"mesh": {"data": 2, "pipeline": 2}, "strategy": "fsdp"},
     "grid": {"mesh": {"data": 2, "tensor": 2}},
     "mirrored": {"mesh": {"tensor": 2, "mirrors": 1}},
 }

@@ -71,10 +71,11 @@ ROUNDS: dict[str, Kind] = {
     "cut": Kind("cut", 1, 10.0, RANK),  # ranks meet in every product
     "stages": Kind("stages", 1, 12.0, RANK),  # one has nothing to do where the other is not
     "square": Kind("square", 1, 20.0, RANK),
+    "stages-sharded": Kind("stages-sharded", 1, 20.0, RANK),
     "mirrored": Kind("mirrored", 1, 15.0, RANK, later=2),  # checkpoints are further apart
     "grid": Kind("grid", 1, 20.0, RANK),
 }
-"""Eighty-two kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
+"""Eighty-three kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
 of each mesh one; the next rounds take others, with other freezes. Kills.py says how ranks share the model."""
 
 
