@@ -57,6 +57,15 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[str]:
+    """The address of a bucket; skips where s3fs or moto is not installed."""
+    from buckets import served
+
+    with served() as address:
+        yield address
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of vLLM are skipped without it. Where processes share the tests, as in `make test`, a file's tests stay

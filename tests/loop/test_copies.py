@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from plaudit.loop.checkpoint import CheckpointError, Store, UnwritableError
-from plaudit.loop.copies import Copies
+from plaudit.loop.copies import Copies, CopyError
 from plaudit.support.address import AddressError
 
 NAMES = [f"epoch1epochstep{step}globalstep{step}" for step in range(1, 9)]
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "s3"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"{request.param}://{tmp_path}/there/run"
+    base = request.getfixturevalue("bucket") if request.param == "s3" else f"{request.param}://"
+    return f"{base}{tmp_path}/there/run"
 
 
 def writer(step: int) -> Callable[[Path], None]:
@@ -109,9 +110,9 @@ def test_an_interrupted_copy_leaves_the_previous_checkpoint_or_the_new_one(
             return call
 
         with monkeypatch.context() as patch:
-            kind = type(copies.there.files)
-            for name in ("put_file", "pipe_file", "mv", "rm", "makedirs"):
-                patch.setattr(kind, name, guarded(getattr(kind, name)))
+            files = copies.there.files
+            for name in ("put", "put_file", "pipe_file", "mv", "rm", "mkdir"):
+                patch.setattr(files, name, guarded(getattr(files, name)))
             try:
                 copies.put(store.folder, NAMES[:2])
                 copies.remove(NAMES[0])
@@ -156,7 +157,7 @@ def test_a_failed_copy_ends_the_run_and_the_next_save_makes_up_for_it(
         raise ConnectionError("the bucket is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(copies.there.files), "put_file", fails)
+        patch.setattr(copies.there.files, "put", fails)
         with pytest.raises(UnwritableError, match=rf"{address} .*the bucket is gone.*resume=latest"):
             save(store, 1)
     assert whole(store, NAMES[0])
@@ -182,6 +183,24 @@ def test_an_address_that_cannot_be_written_is_refused_at_once(address: str, monk
         raise PermissionError("no access")
 
     copies = Copies(address)
-    monkeypatch.setattr(type(copies.there.files), "pipe_file", fails)
+    monkeypatch.setattr(copies.there.files, "pipe_file", fails)
     with pytest.raises(AddressError, match=rf"{address}.*no access"):
         copies.opened(overwrite=False, resumes=False)
+
+
+def test_no_bucket_is_made(bucket: str, tmp_path: Path) -> None:
+    import s3fs
+
+    files = s3fs.S3FileSystem()
+    with pytest.raises(AddressError, match=r"s3://absent/runs/one: .*bucket does not exist.*make its bucket"):
+        Copies("s3://absent/runs/one").opened(overwrite=False, resumes=False)
+    files.mkdir("gone")
+    store = Store(tmp_path / "checkpoints", Copies("s3://gone/runs/one").opened(overwrite=False, resumes=False))
+    save(store, 1)
+    files.rm("gone", recursive=True)
+    assert not files.exists("gone")
+    with pytest.raises(CopyError, match=r"s3://gone/runs/one .*bucket does not exist.*resume=latest"):
+        save(store, 2)
+    assert whole(store, NAMES[1])
+    files.invalidate_cache()
+    assert [files.exists(name) for name in ("absent", "gone")] == [False, False]

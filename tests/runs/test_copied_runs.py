@@ -22,12 +22,13 @@ pytestmark = pytest.mark.slow
 Recipe = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
 def test_a_run_resumes_from_an_address_on_another_machine_with_the_same_bits(
-    kind: str, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "cache_folder", lambda: tmp_path / "cache")
-    there, more = f"{kind}://{tmp_path}/there", {"train": {"steps": 4}, "optimizer": {"schedule": "constant"}}
+    there = (request.getfixturevalue("bucket") if kind == "s3" else f"{kind}://") + f"{tmp_path}/there"
+    more = {"train": {"steps": 4}, "optimizer": {"schedule": "constant"}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "here", **more, save={"every": 1, "to": there})
     first = run(load_settings(recipe, ["train.steps=2"]))
@@ -52,4 +53,12 @@ def test_a_run_resumes_from_an_address_on_another_machine_with_the_same_bits(
 def test_an_address_without_its_package_is_refused_before_anything_starts(make_recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"save\.to.*pip install adlfs"):
         run(load_settings(make_recipe("sft", tmp_path / "run", save={"to": "abfs://box@account/runs"})))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_anything_starts(
+    bucket: str, make_recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=r"save\.to: .*s3://no-such-bucket/runs/run: .*make its bucket"):
+        run(load_settings(make_recipe("sft", tmp_path / "run", save={"to": "s3://no-such-bucket/runs"})))
     assert not (tmp_path / "run").exists()

@@ -13,10 +13,10 @@ from plaudit.support import address as addresses
 from plaudit.support.address import Address, AddressError, committed, digest_of, local_copy
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "s3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(addresses, "cache_folder", lambda: tmp_path / "cache")
-    yield f"memory://{tmp_path}/there" if request.param == "memory" else f"file://{tmp_path}/there"
+    yield (request.getfixturevalue("bucket") if request.param == "s3" else f"{request.param}://") + f"{tmp_path}/there"
     local_copy.cache_clear()
 
 
@@ -59,7 +59,7 @@ def test_what_is_cut_off_lacks_its_last_file(root: str, folder: Path, monkeypatc
 
     for cut in ("put", "put_file", "mv"):
         with monkeypatch.context() as patch:
-            patch.setattr(type(there.files), cut, fails)
+            patch.setattr(there.files, cut, fails)
             with pytest.raises(ConnectionError):
                 there.put(folder, "policy", "one", last="manifest.json")
         assert "manifest.json" not in there.found("policy", "one")

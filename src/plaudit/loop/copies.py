@@ -45,7 +45,8 @@ class Copies:
             self.overwritten = [] if resumes else self.names()
         except Exception as error:
             raise AddressError(
-                f"nothing can be written to {self.there.name}: {type(error).__name__}: {error}"
+                f"nothing can be written to {self.there.name}: {type(error).__name__}: {error}. Correct the address, "
+                "make its bucket (a run makes folders only), or see to your rights there"
             ) from error
         if self.overwritten and not overwrite:
             raise AddressError(

@@ -12,6 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,21 @@ class Address:
         """Copy a folder to the address. The file `last` is renamed into place at the end: it marks a whole copy."""
         names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
         for inner in {str(Path(name).parent) for name in names}:
-            self.files.makedirs(self.at(*parts, inner).removesuffix("/."), exist_ok=True)
+            self._make(self.at(*parts, inner).removesuffix("/."))
         first = [name for name in names if name != last]
         self.files.put([str(folder / name) for name in first], [self.at(*parts, name) for name in first])
         self.files.put_file(str(folder / last), self.at(*parts, f".{last}"))
         self.files.mv(self.at(*parts, f".{last}"), self.at(*parts, last))
+
+    def _make(self, folder: str) -> None:
+        """Make a folder and its parents, but not the bucket of an object store, which `makedirs` of s3fs would make."""
+        if "/" in folder:
+            with suppress(FileExistsError):
+                try:
+                    self.files.mkdir(folder, create_parents=False)
+                except FileNotFoundError:
+                    self._make(folder.rpartition("/")[0])
+                    self.files.mkdir(folder, create_parents=False)
 
     def get(self, folder: Path, names: Sequence[str], *parts: str) -> None:
         """Copy files from the address into a folder."""
@@ -83,7 +94,7 @@ class Address:
         return content
 
     def write(self, content: bytes, *parts: str) -> None:
-        self.files.makedirs(self.at(*parts[:-1]), exist_ok=True)
+        self._make(self.at(*parts[:-1]))
         self.files.pipe_file(self.at(*parts), content)
 
     def remove(self, *parts: str) -> None:
