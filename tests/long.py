@@ -29,6 +29,7 @@ LONG = {
     "runs/test_weights_runs.py::test_what_is_lost_between_changes_leaves_no_trace": 0,
     "runs/test_weights_runs.py::test_what_is_lost_while_adapters_are_broadcast_leaves_no_trace": 0,
     "runs/test_copied_runs.py": 0,
+    "runs/test_ranks_copy.py": 0,
     "runs/test_two_disks.py": 0,
     "runs/test_elastic_runs.py::test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost": 0,
     "runs/test_elastic_runs.py::test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back": 0,

@@ -77,8 +77,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), optimizer; ZeRO (120), teachers (65), stages (55)",
     ),
     "loop": (
-        2825,
-        "a loop for every method; half recovery; groups, copies (185), late writes, lost, masked (90), episodes (60)",
+        2860,
+        "a loop for every method; half recovery; groups, copies (220), late writes, lost, masked (90), episodes (60)",
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
@@ -87,8 +87,8 @@ ROOMS = {
     ),
     "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2780,
-        "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, nodes of ranks (140)",
+        2855,
+        "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, copies of ranks (215)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "interchange": (

@@ -37,6 +37,7 @@ def save(store: Store, step: int, *, best: int | None = None) -> None:
     kept = {} if best is None else {"best": {"checkpoint": NAMES[best - 1]}}
     moments, roles = {"moments": torch.full((3,), float(step))}, {"policy": writer(step), "critic": writer(step)}
     store.write(NAMES[step - 1], roles, moments, {"step": step} | kept)
+    store.copy()
 
 
 def whole(store: Store, name: str) -> bool:
@@ -186,6 +187,41 @@ def test_an_address_that_cannot_be_written_is_refused_at_once(address: str, monk
     monkeypatch.setattr(copies.there.files, "pipe_file", fails)
     with pytest.raises(AddressError, match=rf"{address}.*no access"):
         copies.opened(overwrite=False, resumes=False)
+
+
+def test_a_checkpoint_that_only_the_address_has_is_the_latest_here(address: str, tmp_path: Path) -> None:
+    here = Store(tmp_path / "checkpoints", Copies(address))
+    save(here, 1)
+    save(Store(tmp_path / "ranks", Copies(address)), 2)
+    assert here.known() == NAMES[:2]
+    assert here.latest() == (NAMES[1], [])
+    assert whole(here, NAMES[1])
+    assert here.latest(before=2)[0] == NAMES[0]
+    assert "overwrite=true" not in here.left(before=2)
+
+
+def test_a_run_that_overwrites_another_does_not_take_up_its_checkpoints(address: str, tmp_path: Path) -> None:
+    save(Store(tmp_path / "one", Copies(address)), 3)
+    other = Store(tmp_path / "checkpoints", Copies(address).opened(overwrite=True, resumes=False))
+    assert other.known() == []
+    with pytest.raises(CheckpointError, match="none was committed"):
+        other.latest()
+
+
+def test_an_address_that_fails_leaves_what_is_here(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "checkpoints", Copies(address))
+    save(store, 1)
+
+    def fails(*given: Any, **named: Any) -> None:
+        raise ConnectionError("the bucket is gone")
+
+    assert store.copies is not None
+    monkeypatch.setattr(store.copies.there.files, "find", fails)
+    assert store.latest() == (NAMES[0], [])
+    with pytest.raises(CopyError, match=rf"{address}.*the bucket is gone"):
+        store.prune(1)
 
 
 def test_no_bucket_is_made(bucket: str, tmp_path: Path) -> None:

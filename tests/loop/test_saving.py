@@ -8,7 +8,7 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,13 +105,14 @@ class Fake:
     async def save(self, role: str, folder: Path) -> None:
         self.copies.append((folder, self.number))
 
-    async def written(self, folders: Sequence[Path]) -> None:
+    async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: None) -> None:
         folder, number = self.copies.pop()
         await self.may_write.wait()
-        for one in (*folders, *self.given_up):
+        for one in (*folders.values(), *self.given_up):
             one.mkdir(parents=True)
         for one in (folder, *self.given_up):
             (one / "model").write_text(str(number))
+        commit()
 
     async def mirrored(self, now: Remembered) -> None:
         self.steps.append(now.progress.step)
@@ -150,7 +151,7 @@ def test_a_run_that_ends_while_its_last_write_fails_ends_with_that_failure(tmp_p
     async def steps() -> None:
         fake = Fake(tmp_path)
 
-        async def full(folders: Sequence[Path]) -> None:
+        async def full(*given: Any) -> None:
             await asyncio.sleep(0)
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -170,7 +171,7 @@ def test_a_write_that_fails_once_no_one_waits_for_it_prints_nothing(tmp_path: Pa
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context))
         fake = Fake(tmp_path)
 
-        async def lost(folders: Sequence[Path]) -> None:
+        async def lost(*given: Any) -> None:
             raise WorkerLost("training rank 1", "it ended")
 
         fake.saver.written = lost

@@ -64,10 +64,9 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def test_checkpoints_need_no_folder_that_all_nodes_see(
-    cluster: tuple[str, dict[str, str]], make_recipe: Recipe, tmp_path: Path
-) -> None:
-    """Two ranks with shards, each on its own disk: the files are those of a run on one disk, and it resumes."""
+@pytest.fixture
+def done(cluster: tuple[str, dict[str, str]], make_recipe: Recipe, tmp_path: Path) -> Callable[..., Run]:
+    """done(folder, words of the command line): a run of two ranks with shards, each on a node of its own."""
     address, environment = cluster
 
     def done(folder: str, *words: str) -> Run:
@@ -80,14 +79,55 @@ def test_checkpoints_need_no_folder_that_all_nodes_see(
         assert run.returncode == 0, run.stdout + run.stderr
         return Run(tmp_path / folder / "run")
 
+    return done
+
+
+def same_files(whole: Run, checkpoints: Path, name: str) -> bool:
+    """Whether the tensors of the last checkpoint of a run are those of another, byte for byte."""
+    files = [file for role in ("policy", "state") for file in (whole.folder / "checkpoints" / role / name).iterdir()]
+    found = [file.relative_to(whole.folder / "checkpoints") for file in files if file.suffix == ".safetensors"]
+    return len(found) > 2 and all(
+        (checkpoints / one).read_bytes() == (whole.folder / "checkpoints" / one).read_bytes() for one in found
+    )
+
+
+def test_checkpoints_need_no_folder_that_all_nodes_see(
+    cluster: tuple[str, dict[str, str]], done: Callable[..., Run]
+) -> None:
+    """The files are those of a run on one disk, and it resumes."""
     whole = done("seen", "train.steps=3")
     done("apart", "train.steps=2")
     apart = done("apart", "train.steps=3", "resume=latest")
     assert same_weights(whole, apart)
-    there = Path(f"/proc/{environment['SECOND']}/root{apart.folder}/checkpoints/state")
+    there = Path(f"/proc/{cluster[1]['SECOND']}/root{apart.folder}/checkpoints/state")
     assert [path.name for path in there.iterdir()] == ["epoch1epochstep2globalstep2"], "its own disk, with what it took"
     names = [sorted(str(p.relative_to(run.model)) for p in run.model.rglob("*")) for run in (whole, apart)]
     assert names[0] == names[1]
-    for role in ("policy", "state"):
-        for file in (whole.folder / "checkpoints" / role / apart.saved[-1]).glob("*.safetensors"):
-            assert file.read_bytes() == (apart.folder / file.relative_to(whole.folder)).read_bytes()
+    assert same_files(whole, apart.folder / "checkpoints", apart.saved[-1])
+
+
+def test_with_an_address_nothing_of_checkpoints_passes_the_driver(
+    cluster: tuple[str, dict[str, str]], done: Callable[..., Run], tmp_path: Path
+) -> None:
+    whole, there = done("seen", "train.steps=3"), tmp_path / "there"
+    first = done("apart", "train.steps=2", f"save.to=file://{there}")
+    assert first.saved == ["epoch1epochstep2globalstep2"], "of two, the one that it fetched at its end"
+    assert sorted(path.name for path in (there / "run" / "state").iterdir())[-1] == first.saved[0]
+    disks = [first.folder, Path(f"/proc/{cluster[1]['SECOND']}/root{first.folder}")]
+    assert [path for disk in disks for path in disk.glob("checkpoints/*/.writing*")] == []
+    shutil.rmtree(first.folder)
+    apart = done("apart", "train.steps=3", f"save.to=file://{there}", "resume=latest")
+    assert "the driver does" not in (apart.folder / "log.txt").read_text()
+    assert same_weights(whole, apart)
+    assert same_files(whole, there / "run", apart.saved[-1]), "models can be loaded from there"
+
+
+def test_where_a_rank_does_not_reach_the_address_the_driver_copies(done: Callable[..., Run], tmp_path: Path) -> None:
+    whole, there = done("seen", "train.steps=2"), tmp_path / "apart" / "there"
+    apart = done("apart", "train.steps=2", f"save.to=file://{there}")
+    log = (apart.folder / "log.txt").read_text()
+    assert "so the driver does" in log
+    assert "another place on another node" in log
+    assert same_weights(whole, apart)
+    assert len(apart.saved) == 2, "the driver has them"
+    assert same_files(whole, there / "run", apart.saved[-1])

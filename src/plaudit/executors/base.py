@@ -5,12 +5,13 @@ generate -> engine     judge -> judge     train, reference, critic -> models
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from plaudit.loop.copies import Away
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
 from plaudit.models.settings import Longest
@@ -96,8 +97,9 @@ class Executor(Protocol):
         """Save a role's model to the folder: write all but the weights, and copy these for `written` to write later."""
         ...
 
-    async def written(self, folders: Sequence[Path]) -> None:
-        """Write the copies of models and optimizers into these folders, while training continues."""
+    async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
+        """Write the copies of models and optimizers into folders of a checkpoint, by role or STATE, while training
+        continues. Then `commit` it in the run's folder, unless ranks on other disks commit it to `away`."""
         ...
 
     async def mirror(self, remembered: Remembered) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from plaudit.compute.products import slow_halves
 from plaudit.executors.base import Plan, ProcessStatus
 from plaudit.executors.processes import load_judge
 from plaudit.executors.trainer import Trainer
+from plaudit.loop.copies import Away
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
 from plaudit.rewards.base import Reward
@@ -121,8 +122,9 @@ class LocalExecutor:
     async def save(self, role: str, folder: Path) -> None:
         self.trainer.save(role, folder)
 
-    async def written(self, folders: Sequence[Path]) -> None:
-        await asyncio.to_thread(self.trainer.pending.write, folders)
+    async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
+        await asyncio.to_thread(self.trainer.pending.write, list(folders.values()))
+        await asyncio.to_thread(commit)
 
     async def mirror(self, remembered: Remembered) -> None:
         """Do nothing: the only rank is in the driver's process."""

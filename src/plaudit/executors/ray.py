@@ -18,7 +18,7 @@ import torch
 
 from plaudit.evaluate.judge import judge_reward
 from plaudit.executors.base import Plan, ProcessStatus
-from plaudit.executors.collected import Node, collected
+from plaudit.executors.collected import Node, collected, copied, lacking, merged
 from plaudit.executors.following import EMAReference
 from plaudit.executors.generation import generation_of
 from plaudit.executors.mirrors import Mirrors
@@ -28,6 +28,7 @@ from plaudit.executors.ranks import RankGroups
 from plaudit.executors.scoring import Scoring, judges_placed, reserving
 from plaudit.executors.together import joined
 from plaudit.executors.trainer import RankProcess
+from plaudit.loop.copies import Away, CopyError
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
 from plaudit.models.described import end_ids, positions
@@ -49,6 +50,7 @@ from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.supervisor import NODES, PAUSE
 from plaudit.runtime.worker import Doing, Failures, NodeLost
 from plaudit.settings.tree import Settings, to_plain
+from plaudit.support.address import AddressError
 from plaudit.types import Group, Role, Stats
 
 if TYPE_CHECKING:
@@ -293,11 +295,28 @@ class RayExecutor:
     async def save(self, role: str, folder: Path) -> None:
         await self.ranks.of(role).each(RankProcess.save, role, folder)
 
-    async def written(self, folders: Sequence[Path]) -> None:
-        """Let all ranks write their copies into the folders. Fetch files from ranks whose nodes have other disks."""
-        await together(worker_group.each(Node.write, folders) for worker_group in self.ranks.worker_groups)
-        for folder in folders:
-            await collected(self.ranks.worker_groups, folder)
+    async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
+        """Let all ranks write their copies, and copy them to the address if there is one. If nodes have other disks, it
+        has the only whole copy. If there is none, or ranks fail, the driver fetches their files."""
+        paths, ranks, checkpoints = list(folders.values()), self.ranks.workers, self.plan.checkpoints
+        await together(worker_group.each(Node.write, paths) for worker_group in self.ranks.worker_groups)
+        if away is not None:
+            copies, name, state = away
+            kept = dict(zip(folders, zip(itertools.cycle(self.ranks.nodes), paths, strict=False), strict=True))
+            if apart := await lacking(self.ranks.nodes, checkpoints):
+                await merged(ranks, kept, state)
+            else:
+                await asyncio.to_thread(commit)
+                kept = {role: (rank, checkpoints / role / name) for role, (rank, _) in kept.items()}
+            try:
+                await copied(kept, name, copies)
+                await together(rank.call(Node.remove, folder) for rank, folder in kept.values() if apart)
+                return
+            except (CopyError, AddressError) as error:
+                self.say(f"a rank could not copy to save.to, so the driver does: {error}")
+        if away is None or apart:
+            await together(collected(ranks, folder) for folder in paths)
+            await asyncio.to_thread(commit)
 
     def close(self) -> None:
         self.mirrors.close()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plaudit.loop.copies import STATE, Copies, UnwritableError
+from plaudit.loop.copies import STATE, Copies, CopyError, UnwritableError
 from plaudit.support.address import MANIFEST, digest_of
 from plaudit.support.errors import best_checkpoint
 from plaudit.support.paths import flush, unwritable
@@ -42,7 +42,7 @@ class Store:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, copies: Copies | None = None):
-        """`copies` receives each checkpoint once it is committed in `folder`."""
+        """`copies`: where each checkpoint is copied once it is committed in `folder`, or committed without that."""
         self.folder, self.copies = folder, copies
 
     def write(
@@ -56,17 +56,17 @@ class Store:
     ) -> None:
         """Save and commit one checkpoint. It replaces an uncommitted one of the same name. `ahead` is a folder with
         files of the state that are already written."""
-        from safetensors.torch import save_file
-
         seals = {role: self._publish(role, name, write) for role, write in roles.items()}
 
-        def write_state(folder: Path) -> None:
+        def write(folder: Path) -> None:
             if ahead is not None:
                 moved(ahead, folder)
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
-            (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
+            write_state(tensors, values, folder, seals)
 
-        self._publish(STATE, name, write_state)
+        self._publish(STATE, name, write)
+
+    def copy(self) -> None:
+        """Copy what the address lacks of the checkpoints in `folder`, and the run's files beside them."""
         if self.copies is not None:
             self.copies.put(self.folder, self.names())
 
@@ -114,12 +114,14 @@ class Store:
 
     def latest(self, *, before: int | None = None) -> tuple[str, list[str]]:
         """Return the newest checkpoint that verifies (of a step before `before`, if given) and the faults of newer
-        ones. Raises CheckpointError without one."""
+        ones. One that `folder` lacks is fetched. Raises CheckpointError without one."""
         problems: list[str] = []
-        for name in reversed([name for name in self.names() if before is None or step_of(name) < before]):
+        for name in reversed([name for name in self.known() if before is None or step_of(name) < before]):
             try:
+                if self.copies is not None and name not in self.names():
+                    self.copies.fetch(self.folder, name)
                 self.verify(name)
-            except CheckpointError as error:
+            except (CheckpointError, CopyError) as error:
                 problems.append(str(error))
             else:
                 return name, problems
@@ -174,19 +176,23 @@ class Store:
                 self.verify(one)
                 return
 
-    def _everywhere(self) -> list[str]:
-        """Return the names of checkpoints committed in `folder` or at the address of copies, oldest first."""
-        return sorted({*self.names(), *(() if self.copies is None else self.copies.names())}, key=step_of)
+    def known(self, *, surely: bool = False) -> list[str]:
+        """Return the names of this run's checkpoints, in `folder` and at the address of copies, oldest first. If the
+        address cannot be read, raise CopyError if `surely`, else leave it out."""
+        there = set[str]()
+        with contextlib.suppress(*(() if surely else (CopyError,))):
+            there = set() if self.copies is None else {*self.copies.names()} - {*self.copies.overwritten}
+        return sorted({*self.names(), *there}, key=step_of)
 
     def prune(self, keep: int, *, spare: str | None = None) -> None:
         """Remove all but the newest `keep` checkpoints and `spare`; 0 keeps all."""
-        for name in self._everywhere()[:-keep] if keep else []:
+        for name in self.known(surely=True)[:-keep] if keep else []:
             if name != spare:
                 self._remove(name)
 
     def drop_after(self, name: str) -> None:
         """Remove every checkpoint of a later step: a run that continues from `name` writes its own."""
-        for later in self._everywhere():
+        for later in self.known(surely=True):
             if step_of(later) > step_of(name):
                 self._remove(later)
 
@@ -220,6 +226,16 @@ def step_of(name: str) -> int:
     return int(match[1])
 
 
+def write_state(
+    tensors: Mapping[str, Tensor], values: Mapping[str, Any], folder: Path, seals: Mapping[str, str]
+) -> None:
+    """Write what the state has besides optimizers. `seals`: the digests of the role folders' manifests."""
+    from safetensors.torch import save_file
+
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
+    (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
+
+
 def _publish(target: Path, write: Writer) -> str:
     """Write a folder under a temporary name, add its manifest, flush and rename it. Return the manifest's digest."""
     writing = target.parent / f".writing-{target.name}"
@@ -227,20 +243,26 @@ def _publish(target: Path, write: Writer) -> str:
     make_folder(target.parent)
     writing.mkdir()
     write(writing)
-    files = {name: digest_of(writing / name) for name in _names(writing)}
-    manifest = writing / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=1))
-    for name in files:  # safetensors closes its files to all but their owner, whatever the umask says
-        with contextlib.suppress(OSError):  # not every file system has modes
-            (writing / name).chmod(manifest.stat().st_mode)
+    seal = sealed(writing)
     for path in [*writing.rglob("*"), writing]:
         flush(path)
-    seal = digest_of(manifest)
     if target.exists():
         shutil.rmtree(target)
     writing.rename(target)
     flush(target.parent)
     return seal
+
+
+def sealed(folder: Path) -> str:
+    """Add the manifest to a folder, in place of an earlier one. Return the manifest's digest."""
+    manifest = folder / MANIFEST
+    manifest.unlink(missing_ok=True)
+    files = {name: digest_of(folder / name) for name in _names(folder)}
+    manifest.write_text(json.dumps({"files": files}, indent=1))
+    for name in files:  # safetensors closes its files to all but their owner, whatever the umask says
+        with contextlib.suppress(OSError):  # not every file system has modes
+            (folder / name).chmod(manifest.stat().st_mode)
+    return digest_of(manifest)
 
 
 def make_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Copy a run's checkpoints to an address (`save.to`), in the same folders as in the run's own folder.
 
-    Store.write -> Copies.put: roles, then the state, its manifest last;  fetch -> the newest that is whole, back here
+    ranks, or Copies.put: roles, then the state, each with its manifest last;  fetch -> the newest that is whole, here
 
 A checkpoint counts as copied once the manifest of its state is at the address. Removal begins with that file.
 """
@@ -8,7 +8,7 @@ A checkpoint counts as copied once the manifest of its state is at the address. 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Copies:
         try:
             self.there.write(b"", ".plaudit", "writable")
             self.there.remove(".plaudit")
-            self.overwritten = [] if resumes else self.names()
+            self.overwritten = [] if resumes else committed(self.there)
         except Exception as error:
             raise AddressError(
                 f"nothing can be written to {self.there.name}: {type(error).__name__}: {error}. Correct the address, "
@@ -61,8 +61,9 @@ class Copies:
             self.overwritten.pop()
 
     def names(self) -> list[str]:
-        """Return the names of committed checkpoints at the address, oldest first."""
-        return committed(self.there)
+        """Return the names of committed checkpoints at the address, oldest first. Raises CopyError."""
+        with self._working():
+            return committed(self.there)
 
     def put(self, folder: Path, names: Sequence[str]) -> None:
         """Copy the named checkpoints that the address lacks, then all `beside` files. Raises CopyError."""
@@ -72,10 +73,20 @@ class Copies:
                 self.remove(name)  # remains of an interrupted copy
                 roles = [path for path in folder.iterdir() if path.name != STATE and (path / name).is_dir()]
                 for path in (*roles, folder / STATE):
-                    self.there.put(path / name, path.name, name, last=MANIFEST)
+                    self.publish(path / name, path.name, name)
             for one in self.beside:
                 if (file := folder.parent / one).exists():
                     self.there.write(file.read_bytes(), one)
+
+    def publish(self, folder: Path, role: str, name: str) -> None:
+        """Copy a sealed folder of a checkpoint, its manifest last. Raises CopyError."""
+        with self._working():
+            self.there.put(folder, role, name, last=MANIFEST)
+
+    def found(self, *parts: str) -> list[str]:
+        """Return the relative paths of all files at the address, below `parts`. Raises CopyError."""
+        with self._working():
+            return self.there.found(*parts)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint from the address, its state's manifest first, so that half a removal leaves none."""
@@ -85,18 +96,19 @@ class Copies:
                 self.there.remove(role, name)
 
     def fetch(self, folder: Path, name: str) -> None:
-        """Copy a checkpoint into `folder`, its state last, with missing `beside` files and the best checkpoint."""
-        found = self.there.found()
-        for one in self.beside:
-            if one in found and not (folder.parent / one).exists():
-                self.there.get(folder.parent, [one])
-        roles = {path.split("/")[0] for path in found if path.count("/") > 1 and path.split("/")[1] == name}
-        for role in sorted(roles, key=lambda role: role == STATE):
-            part = folder / role / f".writing-{name}"
-            shutil.rmtree(part, ignore_errors=True)
-            self.there.get(part, self.there.found(role, name), role, name)
-            shutil.rmtree(folder / role / name, ignore_errors=True)
-            part.rename(folder / role / name)
+        """Copy a checkpoint, its state last, missing `beside` files and the best checkpoint here. Raises CopyError."""
+        found = self.found()
+        with self._working():
+            for one in self.beside:
+                if one in found and not (folder.parent / one).exists():
+                    self.there.get(folder.parent, [one])
+            roles = {path.split("/")[0] for path in found if path.count("/") > 1 and path.split("/")[1] == name}
+            for role in sorted(roles, key=lambda role: role == STATE):
+                part = folder / role / f".writing-{name}"
+                shutil.rmtree(part, ignore_errors=True)
+                self.there.get(part, self.there.found(role, name), role, name)
+                shutil.rmtree(folder / role / name, ignore_errors=True)
+                part.rename(folder / role / name)
         best = best_checkpoint(folder / STATE / name)
         if best not in (None, name) and best in self.names() and not (folder / STATE / str(best)).exists():
             self.fetch(folder, str(best))
@@ -109,6 +121,10 @@ class Copies:
             raise
         except Exception as error:  # each kind of storage has errors of its own
             failure = f"{self.there.name} (save.to) failed: {type(error).__name__}: {error}"
-            raise CopyError(
-                f"{failure}. The run's folder has its checkpoints: resume=latest continues and carries them"
-            ) from error
+            mend = "resume=latest continues from the newest checkpoint in the run's folder or there"
+            raise CopyError(f"{failure}. {mend}") from error
+
+
+Away = tuple[Copies, str, Callable[[Path, Mapping[str, str]], None]]
+"""How ranks copy a checkpoint themselves: where, its name, and a function of a folder and the digests of the roles'
+manifests, which writes what the state has besides optimizers."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
-from plaudit.loop.checkpoint import Store, moved
-from plaudit.loop.copies import STATE, UnwritableError
+from plaudit.loop.checkpoint import Store, moved, write_state
+from plaudit.loop.copies import STATE, Away, UnwritableError
 from plaudit.loop.finite import NonFiniteError, diverged
 from plaudit.loop.models import Models
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress, Remembered
@@ -192,11 +192,11 @@ class SaveCheckpoint:
         *,
         keep: int,
         save: Callable[[str, Path], Awaitable[None]],
-        written: Callable[[Sequence[Path]], Awaitable[None]],
+        written: Callable[[Mapping[str, Path], Callable[[], None], Away | None], Awaitable[None]],
         mirror: Callable[[Remembered], Awaitable[None]],
     ):
-        """`save` copies a role's model, to be written to a folder; `written` writes everything that was copied;
-        `mirror` copies the ranks' state after a step to other nodes."""
+        """`save` copies a role's model, to be written to a folder; `written` writes everything that was copied
+        and commits it; `mirror` copies the ranks' state after a step to other nodes."""
         self.store, self.due, self.models, self.state, self.keep = store, due, models, state, keep
         self.save, self.written, self.mirror = save, written, mirror
         self._unsaved: Remembered | None = None
@@ -281,18 +281,13 @@ class SaveCheckpoint:
             for role in self.models.saved:
                 await self.save(role, folders[role])
         values = {**remembered.values, "actors": actors}
-        commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.state.best.checkpoint)
-        self._writing = asyncio.ensure_future(self._write(progress.name, list(folders.values()), commit))
+        writing = self._write(progress, folders, {"rng": remembered.rng}, values, self.state.best.checkpoint)
+        self._writing = asyncio.ensure_future(writing)
         # Read the task's error: asyncio would print it if the run goes back to a checkpoint before anything waits.
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
         self._unsaved = None
 
-    async def _write(self, name: str, folders: Sequence[Path], commit: Callable[[], None]) -> None:
-        with self.store.writing(self.store.folder / STATE / name):
-            await self.written(folders)
-        await asyncio.to_thread(commit)
-
-    def _commit(
+    async def _write(
         self,
         progress: Progress,
         folders: Mapping[str, Path],
@@ -300,10 +295,15 @@ class SaveCheckpoint:
         values: Mapping[str, Any],
         best: str | None,
     ) -> None:
-        writers = {name: partial(moved, folder) for name, folder in folders.items() if name != STATE}
-        self.store.write(progress.name, writers, tensors, values, ahead=folders[STATE])
+        name, copies = progress.name, self.store.copies
+        state = partial(write_state, tensors, values)
+        writers = {role: partial(moved, folder) for role, folder in folders.items() if role != STATE}
+        commit = partial(self.store.write, name, writers, tensors, values, ahead=folders[STATE])
+        with self.store.writing(self.store.folder / STATE / name):
+            await self.written(folders, commit, None if copies is None else (copies, name, state))
+        await asyncio.to_thread(self.store.copy)
         if not progress.skipped:
-            self.store.prune(self.keep, spare=best)
+            await asyncio.to_thread(self.store.prune, self.keep, spare=best)
 
 
 async def validation_rewards(

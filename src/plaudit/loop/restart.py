@@ -85,7 +85,7 @@ class Restart:
             how = self._changed(error, failures)
             self.store.sweep()
             if self.resume is None or self.restored:  # until then, `resume` is the checkpoint that the user named
-                self.resume = self.store.latest(before=before)[0] if self.store.names() else None
+                self.resume = self.store.latest(before=before)[0] if self.store.known() else None
         except CheckpointError:
             error.add_note(self.store.left(before=before))
             raise error from None

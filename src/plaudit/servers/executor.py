@@ -20,6 +20,7 @@ from plaudit.executors.trainer import RankProcess
 from plaudit.learn.learner import Learner
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.watched import Watched
+from plaudit.loop.copies import Away
 from plaudit.loop.models import Models
 from plaudit.runtime.settings import Servers
 from plaudit.runtime.supervisor import Supervisor
@@ -170,10 +171,12 @@ class ServerExecutor(RayExecutor):
     async def save(self, role: str, folder: Path) -> None:
         await self._by_one(lambda: super(ServerExecutor, self).save(role, folder))
 
-    async def written(self, folders: Sequence[Path]) -> None:
+    async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
         """Fetch checkpoint files from the living islands, which wrote them in `save`: an island may be lost later."""
-        for folder in folders:
-            await collected([island.worker.worker_group for island in self.ranks.team.islands if island.alive], folder)
+        islands = [island.worker.worker_group for island in self.ranks.team.islands if island.alive]
+        for folder in folders.values():
+            await collected([rank for island in islands for rank in island.workers], folder)
+        await asyncio.to_thread(commit)
 
     async def _by_one(self, ask: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of `ask` by a free island; if that is lost, try another. Raises a server's WorkerLost."""
