@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ from plaudit import Run
 Recipe = Callable[..., dict[str, Any]]
 NODE = "--block --num-cpus 1 --object-store-memory 104857600"
 OTHER = ["unshare", "-m", "bash", "-c"]
+LOSES = """
+import sys
+from killed_at import At
+from plaudit import load_settings, run
+
+killer = At(("rank",), lambda killer, method: killer.steps == 3)
+with killer.at_work():
+    run(load_settings(sys.argv[1], sys.argv[2:]), hooks=[killer.hook])
+assert killer.hit
+"""
 
 
 @pytest.fixture
@@ -68,13 +79,14 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def done(cluster: tuple[str, dict[str, str]], make_recipe: Recipe, tmp_path: Path) -> Callable[..., Run]:
     """done(folder, words of the command line): a run of two ranks with shards, each on a node of its own."""
     address, environment = cluster
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
 
-    def done(folder: str, *words: str) -> Run:
+    def done(folder: str, *words: str, program: Sequence[str] = ("-m", "plaudit.commands.cli", "sft")) -> Run:
         runtime = {"kind": "ray", "address": address, "num_training_workers": 2, "strategy": "fsdp"}
         more: dict[str, Any] = {"runtime": runtime, "optimizer": {"schedule": "constant"}}
         recipe = tmp_path / f"{folder}.yaml"
         recipe.write_text(yaml.safe_dump(make_recipe("sft", tmp_path / folder, **more, save={"every": 1})))
-        command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(recipe), *words]
+        command = [sys.executable, *program, str(recipe), *words]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert run.returncode == 0, run.stdout + run.stderr
         return Run(tmp_path / folder / "run")
@@ -120,6 +132,16 @@ def test_with_an_address_nothing_of_checkpoints_passes_the_driver(
     assert "the driver does" not in (apart.folder / "log.txt").read_text()
     assert same_weights(whole, apart)
     assert same_files(whole, there / "run", apart.saved[-1]), "models can be loaded from there"
+
+
+def test_a_lost_rank_goes_on_from_what_only_the_address_has(done: Callable[..., Run], tmp_path: Path) -> None:
+    whole = done("seen", "train.steps=5")
+    apart = done("apart", "train.steps=5", f"save.to=file://{tmp_path}/there", program=("-c", LOSES))
+    said = (apart.folder / "log.txt").read_text()
+    assert re.search(r"lost training rank .*; continuing from epoch1", said)
+    assert re.search(r"resumed epoch1epochstep[123]globalstep[123]: ", said)
+    assert same_weights(whole, apart)
+    assert same_files(whole, tmp_path / "there" / "run", apart.saved[-1])
 
 
 def test_where_a_rank_does_not_reach_the_address_the_driver_copies(done: Callable[..., Run], tmp_path: Path) -> None:
