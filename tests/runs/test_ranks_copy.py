@@ -70,3 +70,14 @@ def test_another_machine_goes_on_after_a_killed_driver(
     fetched = Store(tmp_path / "fetched", Copies(f"{there}/run"))
     assert fetched.latest() == (resumed.saved[-1], []), "it is whole"
     assert len(fetched.known()) == 2, "save.keep"
+
+
+def test_where_ranks_write_elsewhere_the_driver_copies(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Each process has a memory:// of its own."""
+    there = f"memory://{tmp_path}/there"
+    more: dict[str, Any] = {"runtime": {"kind": "ray", "strategy": "fsdp", "num_training_workers": 2}}
+    done = run(load_settings(make_recipe("sft", tmp_path, **more, save={"every": 2, "to": there})))
+    assert "another place for a rank" in (done.folder / "log.txt").read_text()
+    fetched = Store(tmp_path / "fetched", Copies(f"{there}/run"))
+    assert fetched.latest() == (done.saved[-1], [])
+    assert fetched.known() == done.saved

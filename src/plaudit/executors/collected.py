@@ -111,7 +111,7 @@ async def copied(kept: Kept, name: str, copies: Copies) -> None:
         rank, folder = kept[role]
         await rank.call(Node.publish, folder, copies.there.name, role, name)
         if MANIFEST not in await asyncio.to_thread(copies.found, role, name):
-            raise AddressError(f"{copies.there.name} is another place on another node")
+            raise AddressError(f"{copies.there.name} is another place for a rank")
 
     await asyncio.to_thread(copies.remove, name)  # remains of an interrupted copy
     await together(publish(role) for role in kept if role != STATE)

@@ -296,8 +296,8 @@ class RayExecutor:
         await self.ranks.of(role).each(RankProcess.save, role, folder)
 
     async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
-        """Let all ranks write their copies, and copy them to the address if there is one. If nodes have other disks, it
-        has the only whole copy. If there is none, or ranks fail, the driver fetches their files."""
+        """Let all ranks write their copies, then copy the checkpoint to the address. If nodes have other disks, it is
+        whole there only; without an address, or if ranks fail to copy, the driver fetches their files."""
         paths, ranks, checkpoints = list(folders.values()), self.ranks.workers, self.plan.checkpoints
         await together(worker_group.each(Node.write, paths) for worker_group in self.ranks.worker_groups)
         if away is not None:

@@ -226,9 +226,7 @@ def step_of(name: str) -> int:
     return int(match[1])
 
 
-def write_state(
-    tensors: Mapping[str, Tensor], values: Mapping[str, Any], folder: Path, seals: Mapping[str, str]
-) -> None:
+def write_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any], folder: Path, seals: dict[str, str]) -> None:
     """Write what the state has besides optimizers. `seals`: the digests of the role folders' manifests."""
     from safetensors.torch import save_file
 

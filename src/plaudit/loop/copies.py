@@ -8,7 +8,7 @@ A checkpoint counts as copied once the manifest of its state is at the address. 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -125,6 +125,6 @@ class Copies:
             raise CopyError(f"{failure}. {mend}") from error
 
 
-Away = tuple[Copies, str, Callable[[Path, Mapping[str, str]], None]]
+Away = tuple[Copies, str, Callable[[Path, dict[str, str]], None]]
 """How ranks copy a checkpoint themselves: where, its name, and a function of a folder and the digests of the roles'
 manifests, which writes what the state has besides optimizers."""
