@@ -121,13 +121,14 @@ def dealt(
     *,
     first: int = 0,
     roles: Sequence[str] = tuple(WORKERS),
+    phases: Sequence[str] = PHASES,
     cold: int | None = 0,
     apart: int = 1,
 ) -> list[Kill]:
     """So many kills of a run, `apart` steps one after the other at least, from the `first` of an endless row: every
-    role in every phase, in an order by the seed, before any comes again. One in six is a freeze, another one in each
-    such deck, `cold` being where that begins (None: kills alone)."""
-    cards = list(itertools.product(roles, PHASES))
+    role in every one of the phases, in an order by the seed, before any comes again. One in six is a freeze, another
+    one in each such deck, `cold` being where that begins (None: kills alone)."""
+    cards = list(itertools.product(roles, phases))
     kills = []
     for number in range(count):
         deck, place = divmod(first + number, len(cards))

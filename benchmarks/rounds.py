@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Container
 from dataclasses import dataclass
 
-from faults import WORKERS, Kill, dealt
+from faults import PHASES, WORKERS, Kill, dealt
 
 
 def named(method: str, kills: list[Kill]) -> list[Kill]:
@@ -37,6 +37,7 @@ class Kind:
     seconds: float
     """That a kill takes, about: on two cores, with the start of its run and the undisturbed one."""
     roles: tuple[str, ...] = tuple(WORKERS)
+    phases: tuple[str, ...] = PHASES
     cold: int | None = None
     """As in `dealt`: where freezes begin, None for kills only."""
     apart: int = 1
@@ -45,19 +46,21 @@ class Kind:
 
     def deal(self, seed: int, count: int, *, first: int) -> list[Kill]:
         """The kills of a round; the next of its kind begins after them."""
-        kills = dealt(seed, count, first=first, roles=self.roles, cold=self.cold, apart=self.apart)
+        kills = dealt(seed, count, first=first, roles=self.roles, phases=self.phases, cold=self.cold, apart=self.apart)
         for kill in kills:
             kill.step += self.later
         return named(self.method, kills)
 
 
 RANK = ("rank",)
+UNSCORED = tuple(phase for phase in PHASES if phase != "reward")
+"""Phases of a run whose environment alone scores: no worker is asked for a reward."""
 ROUNDS: dict[str, Kind] = {
     "grpo": Kind("grpo", 18, 6.0, cold=0),
     "ppo": Kind("ppo", 18, 7.0, cold=3),
     "lag": Kind("lag", 5, 8.0, cold=1),
     "ranks": Kind("2 ranks", 7, 9.0, ("rank", "rollout"), cold=1),  # one dies while the other waits for it
-    "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout"), cold=2),
+    "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout"), UNSCORED, cold=2),
     "drivers": Kind("grpo", 6, 23.0, ("driver",), apart=3, later=1),
     "drivers-episodes": Kind("episodes", 1, 30.0, ("driver",), later=1),
     "nodes": Kind("ppo", 6, 15.0, ("node",)),
