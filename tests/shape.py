@@ -18,7 +18,17 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT = REPOSITORY / "src" / "plaudit"
 
-OPTIONAL = ("adapters", "importers", "interchange", "page", "preflight", "relabel", "servers", "trackers")
+OPTIONAL = (
+    "adapters",
+    "importers",
+    "interchange",
+    "page",
+    "preflight",
+    "relabel",
+    "servers",
+    "trackers",
+    "training_api",
+)
 """Rooms that can be removed: no other imports one, but for its command."""
 
 CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "rollout/rollouter.py")
@@ -99,6 +109,7 @@ ROOMS = {
     "trackers": (245, "TensorBoard, W&B, MLflow, Trackio, Prometheus by Ray (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
+    "training_api": (1250, "`plaudit serve-training`: Tinker's API over the learner and the engine (optional)"),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         260,
@@ -109,7 +120,7 @@ ROOMS = {
         "check (615), layout (150), profile (630), costs (640), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
-        2380,
+        2460,
         "the command line; export (60), pretrained (70), beside a run (80), connections, `init`, `serve` (130 each)",
     ),
 }

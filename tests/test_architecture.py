@@ -47,7 +47,7 @@ LAYERS = (
     {"loop", "evaluate"},
     {"settings"},
     {"executors", "importers", "interchange"},
-    {"adapters", "trackers", "page", "servers"},
+    {"adapters", "trackers", "page", "servers", "training_api"},
     {"runs", "relabel"},
     {"preflight"},
     {"commands"},
@@ -67,7 +67,14 @@ PLACES: dict[str, set[str]] = {
     },
     "httpx2": {"rewards/remote.py"},
     "uvicorn": {"commands/listening.py", "environments/agents.py"},
-    "starlette": {"environments/server.py", "page/app.py", "page/door.py", "rewards/server.py", "support/requests.py"},
+    "starlette": {
+        "environments/server.py",
+        "page/app.py",
+        "page/door.py",
+        "rewards/server.py",
+        "support/requests.py",
+        "training_api/server.py",
+    },
     "vllm": {"rollout/vllm_library.py"},
     "math_verify": {"rewards/comparing.py"},
     "reasoning_gym": {"support/gym.py"},
@@ -75,6 +82,7 @@ PLACES: dict[str, set[str]] = {
     "openenv": {"adapters/openenv.py"},
     "httpx": {"adapters/openenv.py"},
     "gguf": {"interchange/gguf.py"},
+    "google": {"training_api/wire.py"},
     "tensorboard": {"trackers/tensorboard.py"},
     "torch.utils.tensorboard": {"trackers/tensorboard.py"},
     "wandb": {"trackers/wandb.py"},
@@ -275,6 +283,7 @@ COMMANDS_OF = {
     "commands/cli.py": {"relabel"},
     "commands/files.py": {"interchange"},
     "commands/listening.py": {"page"},
+    "commands/training.py": {"training_api"},
 }
 
 
@@ -350,7 +359,7 @@ def test_the_house_stays_low() -> None:
     """What DESIGN asks of the import graph: a newcomer can hold it in mind."""
     graph = arrows(REPOSITORY)
     assert floors(graph) <= 12
-    assert core_arrows(graph) <= 152  # 10 of them are those of environments
+    assert core_arrows(graph) <= 153  # 10 of them are those of environments
     assert len([path for path in sources(ROOT) if "/" not in path]) <= 6
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from plaudit.commands import ahead, files, speaking
+from plaudit.commands import ahead, files, speaking, training
 from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import (
     METHODS,
@@ -334,6 +334,7 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, output: Path | None, **a
 for _command in (
     speaking.serve,
     speaking.chat,
+    training.serve_training,
     files.convert,
     files.export,
     ahead.check,

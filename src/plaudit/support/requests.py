@@ -56,8 +56,9 @@ def known_hosts(inside: ASGIApp, names: Iterable[str], *, refused: Response) -> 
 
 
 def has_token(request: Request, token: str) -> bool:
-    """True if the request has this bearer token, and no other. The comparison takes constant time."""
-    found = request.headers.getlist("authorization")
+    """True if the request has this token, as a bearer token or X-API-Key, and no other. The comparison takes constant
+    time."""
+    found = [*request.headers.getlist("authorization"), *(f"Bearer {x}" for x in request.headers.getlist("x-api-key"))]
     return len(found) == 1 and hmac.compare_digest(found[0].encode(), f"Bearer {token}".encode())
 
 
@@ -110,10 +111,10 @@ class _Guard:
             raise
 
 
-async def body_of(request: Request) -> bytes:
-    """Return a request's body of JSON. Raises HTTPException if it is none, or does not arrive in time."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "send application/json")
+async def body_of(request: Request, kind: str = "application/json") -> bytes:
+    """Return a request's body of this media type. Raises HTTPException if it is none, or does not arrive in time."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != kind:
+        raise HTTPException(415, f"send {kind}")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.body()
