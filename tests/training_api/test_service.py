@@ -249,6 +249,17 @@ def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:
     do(second)
 
 
+def test_a_session_that_is_finished_frees_its_places(do: Do) -> None:
+    async def work(client: Client) -> None:
+        name = await client.model()
+        session = name.partition(":")[0]
+        await client.told(f"sessions/{session}/finish", {"reason": {"type": "success"}})
+        assert (await client.sent("session_heartbeat", {"session_id": session})).status_code == 410
+        assert await client.model() != name
+
+    do(work, places=1)
+
+
 def test_a_client_that_goes_away_frees_its_places(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(sessions.time, "monotonic", lambda: now[0])

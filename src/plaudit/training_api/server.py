@@ -78,7 +78,7 @@ class Service:
         self._dropping: dict[str, asyncio.Task[Any]] = {}
 
     def _ended(self, model: Model) -> None:
-        self.say(f"{model.id} goes: its client asked nothing for {self.sessions.heartbeat:g} s")
+        self.say(f"{model.id} goes: its session has ended")
         task = self._turn(model.id, lambda: self.group.each(Adapters.drop, model.id))
         self._dropping[model.id] = task
         task.add_done_callback(lambda done: (self._dropping.pop(model.id), self._turns.pop(model.id)))
@@ -107,6 +107,10 @@ class Service:
     def heartbeat(self, body: Any) -> Any:
         self.sessions.of(read("session_heartbeat", body).session_id)
         return {"type": "session_heartbeat"}
+
+    def finish(self, request: Request) -> Any:
+        self.sessions.end(request.path_params["key"])
+        return {}
 
     def create(self, body: Any) -> Any:
         one = read("create_model", body)
@@ -338,10 +342,11 @@ def application(service: Service, *, names: Iterable[str], token: str | None = N
         "create_sampling_session": service.create_sampler,
         "asample": service.sample,
     }
-    gets: dict[str, Callable[[Request], Any]] = {
-        "healthz": lambda request: {"status": "ok"},
-        "get_server_capabilities": service.capabilities,
-        "samplers/{key}": service.sampler,
+    others: dict[str, Callable[[Request], Any]] = {
+        "GET healthz": lambda request: {"status": "ok"},
+        "GET get_server_capabilities": service.capabilities,
+        "GET samplers/{key}": service.sampler,
+        "POST sessions/{key}/finish": service.finish,
     }
 
     async def answer(call: Callable[[Any], Any], request: Request) -> Response:
@@ -356,7 +361,7 @@ def application(service: Service, *, names: Iterable[str], token: str | None = N
     calls: dict[str, Callable[[Request], Awaitable[Response]]] = {
         f"POST {path}": partial(answer, call) for path, call in posts.items()
     }
-    calls |= {f"GET {path}": partial(told, call) for path, call in gets.items()}
+    calls |= {key: partial(told, call) for key, call in others.items()}
     calls |= {"POST forward_backward": compute, "POST retrieve_future": service.retrieve}
     routes = []
     for key, call in calls.items():

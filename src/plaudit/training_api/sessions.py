@@ -105,7 +105,11 @@ class Sessions:
     def _sweep(self) -> None:
         """End the sessions whose clients are gone."""
         for key in [key for key, one in self.all.items() if time.monotonic() - one.seen > self.heartbeat]:
-            session = self.all.pop(key)
+            self.end(key)
+
+    def end(self, key: str) -> None:
+        """End a session, if there is one: its models give up their places, and what it waits for is cancelled."""
+        if (session := self.all.pop(key, None)) is not None:
             for future in session.futures.values():
                 future.cancel()
             for model in session.models.values():
