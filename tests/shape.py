@@ -109,7 +109,7 @@ ROOMS = {
     "trackers": (245, "TensorBoard, W&B, MLflow, Trackio, Prometheus by Ray (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "training_api": (1250, "`plaudit serve-training`: Tinker's API over the learner and the engine (optional)"),
+    "training_api": (1290, "`plaudit serve-training`: Tinker's API over the learner and the engine (optional)"),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         260,

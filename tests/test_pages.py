@@ -57,6 +57,7 @@ RUN = {
 """Where the blocks of a page are run or loaded."""
 NOT_RUN = {
     ("docs/serving.md", "python"): "openai is no dependency; environments/test_chat_server.py sends such requests",
+    ("docs/training-api.md", "python"): "tinker is no dependency; training_api/test_real_client.py does as much",
     ("docs/lora.md", "python"): "reads an adapter of a run; models/test_lora.py loads such folders with peft",
     ("docs/rewards.md", "json"): "values are left out (...); rewards/test_protocol.py has whole ones",
 }

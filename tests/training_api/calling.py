@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import torch
 from tiny import GPT2
 
 from plaudit.learn.settings import LearnSettings
@@ -32,15 +33,15 @@ Do = Callable[..., None]
 """do(work, limits): run work(client) on a new service."""
 
 
-def tiny() -> Decoder:
-    model = fresh_model(GPT2 | {"initializer_range": 0.2}, vocab_size=60, seed=3)
+def tiny(dtype: torch.dtype = torch.float32) -> Decoder:
+    model = fresh_model(GPT2 | {"initializer_range": 0.2}, vocab_size=60, seed=3, dtype=dtype)
     assert isinstance(model, Decoder)
     return model.requires_grad_(False)
 
 
 def service(tokenizer: Any, folder: Path, *, base: Decoder | None = None, **limits: Any) -> Service:
     base = base or tiny()
-    group = ThreadGroup(Adapters(base, LearnSettings()))
+    group = ThreadGroup(Adapters(base, LearnSettings(precision=str(base.dtype).removeprefix("torch."))))
     named: dict[str, Any] = {"name": NAME, "places": 4, "heartbeat": 60.0, **limits}
     return Service(group, base, tokenizer, folder, **named)
 

@@ -82,6 +82,18 @@ def test_what_is_not_served_is_refused_by_name(do: Do) -> None:
     do(work)
 
 
+def test_no_id_leads_out_of_the_folder(do: Do, tmp_path: Path) -> None:
+    async def work(client: Client) -> None:
+        session = (await client.told("create_session", {}))["session_id"]
+        name = await client.model(session=f"{session}:../../out")
+        assert name == f"{session}:train:0"
+        path = (await client.result("save_weights", {"model_id": name, "seq_id": 1, "path": "x"}))["path"]
+        assert path == f"tinker://{name}/weights/x"
+        assert [one.name for one in tmp_path.iterdir()] == [name]
+
+    do(work)
+
+
 def fuzzed(chance: random.Random, value: Any) -> Any:
     """A value that may take the place of a right one."""
     odd = [None, True, -1, 0, 1, 2**63, 10**400, 1e308, float("inf"), "", "x" * 300, "\ud800", [], {}, [[]], {"a": {}}]

@@ -6,12 +6,14 @@ import asyncio
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from calling import DATA, NAME, PROMPT, ROWS, Client, Do, logprobs_of, loss_of, sampled, tiny, training
 from torch.nn import functional as F
 
 from plaudit.compute.context import Packed
+from plaudit.learn.scorer import Scorer
 from plaudit.models.decoder import Decoder
 from plaudit.training_api import sessions
 from plaudit.training_api.adapters import adapted
@@ -165,6 +167,50 @@ def test_a_sample_is_of_the_weights_at_its_save(do: Do) -> None:
     do(work)
 
 
+def test_a_session_keeps_the_samplers_that_it_uses(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SAMPLERS", 2)
+
+    async def work(client: Client) -> None:
+        session = (await client.told("create_session", {}))["session_id"]
+        for number in range(3):
+            body = {"session_id": session, "sampling_session_seq_id": number, "base_model": NAME}
+            await client.told("create_sampling_session", body)
+            await sampled(client, f"{session}:sample:0", number)
+        gone = await client.sent("asample", ASKED | {"sampling_session_id": f"{session}:sample:1"})
+        assert gone.status_code == 404 and "used last" in gone.text
+
+    do(work)
+
+
+ASKED = {"prompt": {"chunks": [{"tokens": PROMPT}]}, "sampling_params": {}}
+
+
+def test_prompts_that_wait_are_scored_together(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    columns = Scorer.columns
+    monkeypatch.setattr(Scorer, "columns", lambda self, batch: passes.append(len(batch)) or columns(self, batch))
+
+    async def work(client: Client) -> None:
+        session = (await client.told("create_session", {}))["session_id"]
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+        key = (await client.told("create_sampling_session", body))["sampling_session_id"]
+        body = {"sampling_session_id": key, "prompt_logprobs": True, "sampling_params": {"max_tokens": 1}}
+
+        async def scored(number: int, row: tuple[int, ...], **more: int) -> Any:
+            prompt = {"prompt": {"chunks": [{"tokens": list(row)}]}, "seq_id": number}
+            found = await client.result("asample", body | prompt | more)
+            return np.frombuffer(found.prompt_logprobs, np.float32)
+
+        together = await asyncio.gather(*(scored(number, row) for number, row in enumerate(ROWS)))
+        assert sum(passes) == len(ROWS) > len(passes)
+        for number, row in enumerate(ROWS):
+            assert await scored(10 + number, row) == pytest.approx(together[number], abs=1e-5, nan_ok=True)
+            last = await scored(20 + number, row, prompt_logprobs_last_n=2)
+            assert np.isnan(last[:-2]).all() and last[-2:] == pytest.approx(together[number][-2:], abs=1e-5)
+
+    do(work)
+
+
 def test_stops_end_an_answer(do: Do) -> None:
     async def work(client: Client) -> None:
         session = (await client.told("create_session", {}))["session_id"]
@@ -181,7 +227,8 @@ def test_stops_end_an_answer(do: Do) -> None:
     do(work)
 
 
-def test_a_state_goes_on_where_it_was_saved(do: Do) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_goes_on_where_it_was_saved(do: Do, dtype: torch.dtype) -> None:
     """A model made of a save continues as the one that was saved; without its optimizer it does not."""
 
     async def work(client: Client) -> None:
@@ -213,7 +260,20 @@ def test_a_state_goes_on_where_it_was_saved(do: Do) -> None:
         refused = await client.result("save_weights", {"model_id": name, "seq_id": 20, "path": "one"})
         assert "overwrite=True" in refused["error"] and refused["category"] == "user"
 
-    do(work)
+    do(work, base=tiny(dtype))
+
+
+def test_a_model_of_a_save_that_does_not_fit_takes_no_place(do: Do) -> None:
+    async def work(client: Client) -> None:
+        name = await client.model()
+        saved = {"model_id": name, "seq_id": 1, "path": "x"}
+        path = (await client.result("save_weights_for_sampler", saved))["path"]
+        body = {"session_id": name.partition(":")[0], "model_seq_id": 1, "path": path}
+        refused = await client.result("load_weights", body | {"optimizer": True})
+        assert "no optimizer's state" in refused["error"]
+        assert "error" not in await client.result("load_weights", body | {"model_seq_id": 2, "optimizer": False})
+
+    do(work, places=2)
 
 
 def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:

@@ -5,7 +5,7 @@ Question -> Sampler: scored (the prompt's log-probs), an engine for each set of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ class Sampler:
         self._base, self._tokenizer, self._fill, self._rank = base, tokenizer, fill, rank
         self._model: Decoder | None = None
         self._engines: dict[frozenset[int] | None, NativeEngine] = {}
+        self._waiting: list[tuple[Question, list[Array]]] = []
 
     @property
     def model(self) -> Decoder:
@@ -63,14 +64,28 @@ class Sampler:
         plan = [replace(asked.sampling, seed=seed) for seed in seeds]
         return await self._engines[asked.ends].generate(asked.prompt, plan)
 
-    def scores(self, asked: Question) -> Array:
-        """Return the log-probs of the prompt's last tokens, (p,), NaN for the others and for the first token."""
-        size = len(asked.prompt)
-        place = torch.arange(size)
-        wanted = place >= max(1, size - asked.scored)
-        tokens, group = torch.tensor(asked.prompt), torch.zeros(1, dtype=torch.int64)
-        batch = Batch(tokens=tokens, trainable=wanted, lengths=torch.tensor([size]), group=group)
-        return torch.where(wanted, Scorer(self.model, Role.POLICY).columns(batch)["proximal"], torch.nan).numpy()
+    async def scores(self, asked: Question, turn: Callable[[Callable[[], None]], Awaitable[None]]) -> Array:
+        """Return the log-probs of the prompt's last tokens, (p,), NaN for the others and the first token. All that wait
+        for their `turn` are computed together."""
+        found: list[Array] = []
+        self._waiting.append((asked, found))
+        await turn(self._score)
+        if not found:
+            raise RuntimeError("the prompts that were scored together do not fit in memory")
+        return found[0]
+
+    def _score(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        sizes = torch.tensor([len(asked.prompt) for asked, _ in waiting])
+        first = torch.tensor([max(1, len(asked.prompt) - asked.scored) for asked, _ in waiting])
+        wanted = torch.cat([torch.arange(size) for size in sizes.tolist()]) >= first.repeat_interleave(sizes)
+        tokens = torch.tensor([token for asked, _ in waiting for token in asked.prompt])
+        batch = Batch(tokens=tokens, trainable=wanted, lengths=sizes, group=torch.arange(len(waiting)))
+        logprobs = torch.where(wanted, Scorer(self.model, Role.POLICY).columns(batch)["proximal"], torch.nan)
+        for (_, found), column in zip(waiting, torch.split(logprobs, sizes.tolist()), strict=True):
+            found.append(column.numpy())
 
     def rest(self) -> None:
         """Drop the engines that are idle: each holds packed weights and a cache."""

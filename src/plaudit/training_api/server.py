@@ -38,7 +38,7 @@ from plaudit.training_api.adapters import ABOUT, Adapters
 from plaudit.training_api.asked import question_of, read
 from plaudit.training_api.losses import batch_of, options_of
 from plaudit.training_api.samplers import Sampler
-from plaudit.training_api.sessions import STATE, ApiError, Model, Result, Session, Sessions
+from plaudit.training_api.sessions import STATE, ApiError, Model, Result, Sessions
 from plaudit.training_api.wire import read_request, sample_reply, training_reply
 
 PROTOBUF = "application/x-protobuf"
@@ -125,17 +125,24 @@ class Service:
 
     def _created(self, one: Any, rank: int, seed: int, work: Work) -> Any:
         """Begin to create a model, and then to do this work."""
-        session, key = self.sessions.of(one.session_id), f"{one.session_id}:train:{one.model_seq_id}"
+        session = self.sessions.of(one.session_id)
+        key = f"{session.id}:train:{one.model_seq_id}"
         if key not in session.models:
             if len(self.sessions.models) >= self.places:
                 raise ApiError(f"the server has its {self.places} models in training (--models): end a session first")
-            session.models[key] = Model(id=key, session=one.session_id, rank=rank, seed=seed)
+            session.models[key] = Model(id=key, session=session.id, rank=rank, seed=seed)
         model = session.models[key]
 
         async def created() -> Result:
             await self.group.each(Adapters.create, key, rank, seed)
+            try:
+                result = await work(model)
+            except ValueError:  # the save does not fit
+                session.models.pop(key, None)
+                await self.group.each(Adapters.drop, key)
+                raise
             self.sessions.write(model)
-            return await work(model)
+            return result
 
         return {"request_id": self.sessions.begin(f"{key}:create", lambda: self._turn(key, created))}
 
@@ -263,8 +270,7 @@ class Service:
         """Go on with the models of an earlier server that was killed, each from its last save."""
         for file in sorted(self.folder.glob(f"*/{STATE}")):
             model = Model(**read_json(file) | {"last": 0})
-            session = self.sessions.all.setdefault(model.session, Session(seen=asyncio.get_running_loop().time()))
-            session.models[model.id] = model
+            self.sessions.add(model.session).models[model.id] = model
             await self.group.each(Adapters.create, model.id, model.rank, model.seed)
             if model.saved:
                 await self.group.each(Adapters.load, model.id, self._about(model.saved)[0], True)
@@ -290,8 +296,7 @@ class Service:
     def sample(self, body: Any) -> Any:
         one = read("sample", body)
         asked, key = question_of(one, **self.sizes), one.sampling_session_id
-        if (sampler := self.sessions.of(key).samplers.get(key)) is None:
-            raise ApiError(f"there is no sampler {key!r:.80}: a session keeps its last few", 404)
+        sampler = self.sessions.sampler(key)
 
         async def work() -> Result:
             if sampler is not self._last:
@@ -299,7 +304,7 @@ class Service:
                 self._last = sampler
             scores = None
             if asked.scored:
-                scores = await self._turn("scores", lambda: asyncio.to_thread(sampler.scores, asked))
+                scores = await sampler.scores(asked, self._scoring)
             answers = await sampler.answers(asked)
             if sampler is not self._last:
                 sampler.rest()
@@ -307,6 +312,9 @@ class Service:
 
         request = self.sessions.begin(f"{key}:{one.seq_id}", lambda: asyncio.ensure_future(work()))
         return {"request_id": request, "sample_sequence_ids": [f"{request}:{n}" for n in range(asked.count)]}
+
+    def _scoring(self, call: Callable[[], None]) -> Awaitable[None]:
+        return self._turn("scores", lambda: asyncio.to_thread(call))
 
     async def retrieve(self, request: Request) -> Response:
         key = read("retrieve_future", await json_of(request)).request_id

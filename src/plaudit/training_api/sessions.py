@@ -19,8 +19,8 @@ from typing import Any
 from plaudit.support.paths import write_whole
 from plaudit.training_api.samplers import Sampler
 
-SESSIONS, WAITING, SAMPLERS = 256, 4096, 8
-"""Most sessions; of a session, most requests whose results are kept, and samplers (the oldest goes first)."""
+SESSIONS, WAITING, SAMPLERS = 256, 4096, 16
+"""Most sessions; of a session, most requests whose results are kept, and samplers: those that it used last."""
 RETRIEVED = 64
 """Results that stay after they were retrieved, since a client asks again if its connection broke."""
 HELD_SECONDS = 30.0
@@ -57,6 +57,7 @@ class Model:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
+    id: str
     seen: float
     models: dict[str, Model] = field(default_factory=dict)
     samplers: dict[str, Sampler] = field(default_factory=dict)
@@ -76,9 +77,10 @@ class Sessions:
         self._sweep()
         if len(self.all) >= SESSIONS:
             raise ApiError(f"the server has its {SESSIONS} sessions: ask again later", 429)
-        key = secrets.token_hex(16)
-        self.all[key] = Session(seen=time.monotonic())
-        return key
+        return self.add(secrets.token_hex(16)).id
+
+    def add(self, key: str) -> Session:
+        return self.all.setdefault(key, Session(id=key, seen=time.monotonic()))
 
     def of(self, key: str) -> Session:
         """Return the session of the id of a session, model, sampler or request. Its client is there, as it asks."""
@@ -124,11 +126,19 @@ class Sessions:
 
     def keep(self, session: str, number: int, sampler: Sampler) -> str:
         """Add a sampler to a session; return its id."""
-        samplers, key = self.of(session).samplers, f"{session}:sample:{number}"
+        owner = self.of(session)
+        samplers, key = owner.samplers, f"{owner.id}:sample:{number}"
         samplers.setdefault(key, sampler)
         while len(samplers) > SAMPLERS:
             del samplers[next(iter(samplers))]
         return key
+
+    def sampler(self, key: str) -> Sampler:
+        samplers = self.of(key).samplers
+        if key not in samplers:
+            raise ApiError(f"there is no sampler {key!r:.80}: a session keeps the {SAMPLERS} that it used last", 404)
+        samplers[key] = samplers.pop(key)  # at the end: the last one used
+        return samplers[key]
 
     def begin(self, request: str, work: Callable[[], asyncio.Future[Result]]) -> str:
         """Begin the work of a request, unless the same one was sent before. Return its id."""
