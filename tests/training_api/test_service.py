@@ -305,7 +305,15 @@ def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:
         assert loss_of(await client.trained(names[0], 6, DATA)) == lost[1]
         assert "steps_lost" not in (await client.step(names[0], 7))["metrics"]
 
+    async def another(client: Client) -> None:
+        client.served.name = "another"
+        await client.served.resume()
+        assert not client.served.sessions.all
+        refused = await client.sent("weights_info", {"tinker_path": f"tinker://{names[0]}/weights/one"})
+        assert refused.status_code == 404 and f"no base model '{NAME}'" in refused.text
+
     do(first)
+    do(another)
     do(second)
 
 

@@ -23,10 +23,10 @@ from plaudit.support.paths import check_writable
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: all cores.")
-@click.option("--folder", type=HomePath(path_type=Path, file_okay=False), default="runs/served", show_default=True)
+@click.option("--folder", type=HomePath(path_type=Path, file_okay=False), default="runs/served", help="For saves.")
 @click.option("--name", default="", help="Name by which clients ask for the model; default: its folder's.")
 @click.option("--models", type=click.IntRange(1), default=4, show_default=True, help="Most models in training at once.")
-@click.option("--heartbeat", type=click.FloatRange(30), default=120, show_default=True, help="Seconds; see the docs.")
+@click.option("--heartbeat", type=click.FloatRange(30), default=120, help="Seconds until a silent session ends.")
 @traceback_option
 def serve_training(model: str, host: str, port: int, token_env: str, **options: Any) -> None:
     """Let clients of Tinker's API train adapters of a model and sample from them (docs/training-api.md)."""

@@ -130,7 +130,7 @@ class Service:
         if key not in session.models:
             if len(self.sessions.models) >= self.places:
                 raise ApiError(f"the server has its {self.places} models in training (--models): end a session first")
-            session.models[key] = Model(id=key, session=session.id, rank=rank, seed=seed)
+            session.models[key] = Model(id=key, session=session.id, base=self.name, rank=rank, seed=seed)
         model = session.models[key]
 
         async def created() -> Result:
@@ -264,12 +264,16 @@ class Service:
         folder = self.folder.joinpath(*found.groups()) if found else None
         if folder is None or not (folder / ABOUT).is_file():
             raise ApiError(f"there is no save {path!r:.200} on this server", 404)
-        return folder, read_json(folder / ABOUT)
+        about: dict[str, Any] = read_json(folder / ABOUT)
+        self._check(about["base_model"])
+        return folder, about
 
     async def resume(self) -> None:
         """Go on with the models of an earlier server that was killed, each from its last save."""
         for file in sorted(self.folder.glob(f"*/{STATE}")):
             model = Model(**read_json(file) | {"last": 0})
+            if model.base != self.name:
+                continue
             self.sessions.add(model.session).models[model.id] = model
             await self.group.each(Adapters.create, model.id, model.rank, model.seed)
             if model.saved:
@@ -316,8 +320,8 @@ class Service:
     def _scoring(self, call: Callable[[], None]) -> Awaitable[None]:
         return self._turn("scores", lambda: asyncio.to_thread(call))
 
-    async def retrieve(self, request: Request) -> Response:
-        key = read("retrieve_future", await json_of(request)).request_id
+    async def retrieve(self, body: Any) -> Response:
+        key = read("retrieve_future", body).request_id
         try:
             result = await self.sessions.retrieve(key)
         except ValueError as error:
@@ -350,38 +354,28 @@ def application(service: Service, *, names: Iterable[str], token: str | None = N
         "create_sampling_session": service.create_sampler,
         "asample": service.sample,
     }
-    others: dict[str, Callable[[Request], Any]] = {
-        "GET healthz": lambda request: {"status": "ok"},
-        "GET get_server_capabilities": service.capabilities,
-        "GET samplers/{key}": service.sampler,
-        "POST sessions/{key}/finish": service.finish,
-    }
-
-    async def answer(call: Callable[[Any], Any], request: Request) -> Response:
-        return _reply(call(await json_of(request)))
-
-    async def told(call: Callable[[Request], Any], request: Request) -> Response:
-        return _reply(call(request))
-
-    async def compute(request: Request) -> Response:
-        return _reply(service.compute(await body_of(request, PROTOBUF)))
-
-    calls: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        f"POST {path}": partial(answer, call) for path, call in posts.items()
-    }
-    calls |= {key: partial(told, call) for key, call in others.items()}
-    calls |= {"POST forward_backward": compute, "POST retrieve_future": service.retrieve}
-    routes = []
-    for key, call in calls.items():
-        method, path = key.split()
-        routes.append(Route(f"/api/v1/{path}", partial(_refusing, call), methods=[method]))
-    return guarded(routes, names, said=_said, token=token)
+    routes = [("POST", path, partial(_answer, call, json_of)) for path, call in posts.items()]
+    routes += [
+        ("POST", "forward_backward", partial(_answer, service.compute, partial(body_of, kind=PROTOBUF))),
+        ("POST", "sessions/{key}/finish", partial(_answer, service.finish, _itself)),
+        ("GET", "get_server_capabilities", partial(_answer, service.capabilities, _itself)),
+        ("GET", "samplers/{key}", partial(_answer, service.sampler, _itself)),
+        ("GET", "healthz", partial(_answer, lambda request: {"status": "ok"}, _itself)),
+        ("POST", "retrieve_future", partial(_answer, service.retrieve, json_of)),
+    ]
+    found = [Route(f"/api/v1/{path}", call, methods=[method]) for method, path, call in routes]
+    return guarded(found, names, said=_said, token=token)
 
 
-async def _refusing(call: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
-    """Answer a request; what is refused, with the reason."""
+async def _itself(request: Request) -> Request:
+    return request
+
+
+async def _answer(call: Callable[[Any], Any], read_from: Callable[[Request], Any], request: Request) -> Response:
+    """Answer a request with what a call returns of what is read; what is refused, with the reason."""
     try:
-        return await call(request)
+        found = call(await read_from(request))
+        return await found if isinstance(found, Awaitable) else _reply(found)
     except RecursionError:
         raise HTTPException(400, "the request is nested too deeply") from None
     except ValueError as error:

@@ -43,6 +43,7 @@ class Model:
 
     id: str
     session: str
+    base: str
     rank: int
     seed: int
     steps: int = 0
