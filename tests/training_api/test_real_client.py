@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import select
 import signal
 import subprocess
 import sys
@@ -49,7 +48,6 @@ class Server:
         assert self.process.stdout is not None
         self.said = ""
         while "serving" not in self.said:
-            assert select.select([self.process.stdout], [], [], 120)[0]
             line = self.process.stdout.readline()
             assert line, self.said
             self.said += line
