@@ -1,12 +1,12 @@
 """Place a model's layers on the stages of a pipeline, and run micro-batches through them (`turns.py` has the order).
 
-    Whole or Cut, over the ranks with the same layers -> Staged
+    Whole, Sharded or Cut, over the ranks with the same layers -> Staged
     micro-batches -> hidden states from stage to stage -> loss and figures at the last one -> gradients back
 
 Each stage has the whole batch, and so knows the shape of each tensor that it will receive: micro-batches may differ in
 size. What passes of one tick give each other is sent and received in one batch, and all ranks take the batches in the
-order of ticks: with NCCL, a pair of ranks' sends and receives would otherwise wait for each other. No pass waits for a
-send. Left out: shards of a stage (FSDP2).
+order of ticks: with NCCL, a pair of ranks' sends and receives would otherwise wait for each other. No pass waits
+for a send.
 """
 
 from __future__ import annotations
