@@ -58,7 +58,7 @@ UNSCORED = tuple(phase for phase in PHASES if phase != "reward")
 ROUNDS: dict[str, Kind] = {
     "grpo": Kind("grpo", 18, 6.0, cold=0),
     "ppo": Kind("ppo", 18, 7.0, cold=3),
-    "lag": Kind("lag", 5, 8.0, cold=1),
+    "lag": Kind("lag", 5, 8.0, cold=5),
     "ranks": Kind("2 ranks", 7, 9.0, ("rank", "rollout"), cold=1),  # one dies while the other waits for it
     "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout"), UNSCORED, cold=2),
     "drivers": Kind("grpo", 6, 23.0, ("driver",), apart=3, later=1),

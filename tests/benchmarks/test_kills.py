@@ -36,7 +36,7 @@ def test_six_rounds_of_a_kind_bring_each_of_its_roles_into_each_phase_alike(kind
     assert len(rounds) == 6
     every = [(kill.role, kill.phase) for round_ in rounds for kill in round_.kills]
     counts = [every.count(both) for both in set(every)]
-    assert len(counts) % len(PHASES) == 0
+    assert len(counts) % len(ROUNDS[kind].phases) == 0
     assert max(counts) - min(counts) <= 1
 
 
