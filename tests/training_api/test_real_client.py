@@ -161,7 +161,7 @@ def test_what_is_not_served_raises_in_the_client(service: Any) -> None:
 
 
 def test_a_client_outlives_a_killed_server(server: Server, service: Any) -> None:
-    """It goes on from its last save, is told how many steps are lost, and another model loads the same save."""
+    """Its model continues from the last save, and the client learns how many steps were lost. Others can load it."""
     training = service.create_lora_training_client("tiny", rank=4, seed=5).result()
     one = datum(ROW, weights=[1.0] * 5)
 

@@ -3,7 +3,7 @@ learner and an optimizer of its own.
 
     create -> compute (gradients add up) -> step -> tensors, for samplers; save, load
 
-It is a worker's class: whoever serves it calls its methods through a `WorkerGroup`.
+The server calls its methods through a `WorkerGroup`, as those of any worker.
 """
 
 from __future__ import annotations
