@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -64,11 +65,13 @@ def test_a_group_is_divided_when_the_only_node_for_it_is_lost(make_recipe: Recip
     cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     large = cluster.add_node(num_cpus=2, **NODE)
 
-    def lose(moment: Any) -> None:
+    async def lose(moment: Any) -> dict[str, float]:
         if moment.progress.step == 2 and large in cluster.list_all_nodes():
             for _ in range(2):
                 cluster.add_node(num_cpus=1, **NODE)
             cluster.remove_node(large, allow_graceful=False)
+            await asyncio.sleep(60)  # until the loss is found, which ends this
+        return {}
 
     mesh: dict[str, Any] = {"kind": "ray", "num_training_workers": 1, "mesh": {"tensor": 2}, "heartbeat_timeout": 3}
     mesh |= {"resources_per_worker": {"CPU": 1}, "address": cluster.address, "start_timeout": 120}
