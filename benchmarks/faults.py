@@ -46,7 +46,8 @@ PARTS = {"prepare": "update", "push": "update", "apply": "apply", "step": "apply
 WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}
 """What the runtime calls the workers of a role."""
 APART = {"reference": "reference rank", "critic": "critic rank", "server": "parameter server"}
-"""Those of ranks with a placement of their own, and of strategy=server."""
+APART |= {"environment": "environment"}
+"""Those of ranks with a placement of their own, of strategy=server, and of environments in processes of their own."""
 NODES = ("node", "partition")
 """Roles where everything on a node is lost."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}

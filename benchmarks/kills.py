@@ -48,6 +48,7 @@ NAMES = {
     "judge": "judge",
     "rank": "training rank",
     "server": "parameter server",
+    "environment": "environment",
     "node": "node",
     "partition": "node cut off",
     "driver": "driver",
@@ -216,6 +217,7 @@ class Task:
             recipe["data"] |= {"chat_template": "default", "as_chat": True, "max_prompt_tokens": 60}
             recipe["rollout"] |= {"stop": ["e", "a", "t"], "max_tokens": 30}
             recipe["environment"] = {"function": f"{FAULTS}:Letters", "max_turns": 4, "max_tokens": 150}
+            recipe["environment"]["workers"] = workers
             recipe["rewards"] = [{"kind": "environment"}]
         return recipe
 
@@ -225,7 +227,7 @@ def survive(kills: list[Kill], task: Task) -> None:
     how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_lost, "partition": nodes_lost}
     fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
-        again = 0 if kill.role in ("rollout", "judge") else 1 if kill.method == "mirrored" else SAVED + 1
+        again = 0 if kill.role in ("rollout", "judge", "environment") else 1 if kill.method == "mirrored" else SAVED + 1
         kill.fine = fine and kill.survived and kill.repeated <= again
         kill.equal = None if kill.method in UNLIKE else kill.fine
 
@@ -241,7 +243,7 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
     with killer.at_work():
         disturbed = run(load_settings(recipe), hooks=[killer.hook])
     said = (disturbed.folder / "log.txt").read_text()
-    blamed = re.findall(r"lost ((?:training rank|parameter server|rollout worker|judge) \d+)", said)
+    blamed = re.findall(r"lost ((?:training rank|parameter server|rollout worker|judge|environment) \d+)", said)
     if sorted(blamed) != sorted(kill.victim.partition(" (")[0] for kill in kills):  # an idle judge is missed later
         print(f"those that were hit are not those that are said to be lost: {', '.join(blamed)}")
         return False

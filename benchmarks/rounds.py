@@ -60,7 +60,7 @@ ROUNDS: dict[str, Kind] = {
     "ppo": Kind("ppo", 18, 7.0, cold=3),
     "lag": Kind("lag", 5, 8.0, cold=5),
     "ranks": Kind("2 ranks", 7, 9.0, ("rank", "rollout"), cold=1),  # one dies while the other waits for it
-    "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout"), UNSCORED, cold=2),
+    "episodes": Kind("episodes", 6, 9.0, ("rank", "rollout", "environment"), UNSCORED, cold=2),
     "drivers": Kind("grpo", 6, 23.0, ("driver",), apart=3, later=1),
     "drivers-episodes": Kind("episodes", 1, 30.0, ("driver",), later=1),
     "nodes": Kind("ppo", 6, 15.0, ("node",)),

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from faults import WORKERS, Killer
+from faults import APART, WORKERS, Killer
 
 from plaudit.loop.progress import Moment
 from plaudit.types import Stats
@@ -23,7 +23,7 @@ class At(Killer):
     def sent(self, part: str | None, method: str) -> None:
         if not self.hit and self.when(self, method):
             for role in self.roles:
-                victim = next(one for one in self.workers if one.name.startswith(WORKERS[role]) and one.alive)
+                victim = next(one for one in self.workers if one.name.startswith((WORKERS | APART)[role]) and one.alive)
                 self.hit.append(victim.name)
                 os.kill(victim.pid, signal.SIGKILL)
 

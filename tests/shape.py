@@ -92,12 +92,12 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        2100,
-        "episodes: an environment of the user's, turns, renderers (215); OpenAI's protocol (480), agents (480)",
+        2420,
+        "episodes: environments, turns, renderers (215); OpenAI's protocol (480), agents (510), processes (260)",
     ),
-    "settings": (1090, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
+    "settings": (1095, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2855,
+        2890,
         "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, copies of ranks (215)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),

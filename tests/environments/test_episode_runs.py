@@ -112,6 +112,22 @@ def test_a_lost_worker_leaves_no_trace_in_episodes(kind: str, episodes: Recipe) 
     assert done.samples == whole.samples and same_weights(done, whole)
 
 
+@pytest.mark.parametrize("kind", ["class", "agent"])
+def test_environments_in_processes_of_their_own_are_the_same_when_one_is_killed(kind: str, episodes: Recipe) -> None:
+    """It is killed within episodes, in the second step; one that waits for room on any node is another's neighbour."""
+    agent = {"kind": "agent", "function": f"{AGENCY}:letters"}
+    own = {"function": f"{WORLDS}:Letters", "max_turns": 4, "max_tokens": 150, **(agent if kind == "agent" else {})}
+    whole = run(load_settings(episodes("grpo", "whole", environment=own)))
+    turns = itertools.count()
+    killer = At(("environment",), lambda own, method: own.steps == 1 and method == "generate" and next(turns) == 7)
+    apart = {**own, "workers": 2, "resources": {"CPU": 0.25} if kind == "agent" else {}}
+    settings = load_settings(episodes("grpo", "lost", runtime=RAY, rollout={"workers": 2}, environment=apart))
+    with killer.at_work():
+        done = run(settings, hooks=[killer.hook])
+    assert len(killer.hit) == 1 and f"lost {killer.hit[0]}" in (done.folder / "log.txt").read_text()
+    assert done.samples == whole.samples and same_weights(done, whole)
+
+
 def test_episodes_of_older_weights_are_learned_and_replayed(episodes: Recipe) -> None:
     """Turns of one episode may be of several versions, each token with its own."""
     ahead = {"record": True, "max_lag": 2, "workers": 2}

@@ -49,7 +49,7 @@ READING = ("train", "validation", "limit", "shuffle", "stream")
 """Settings of `data` that say which rows are read. The others say how they are read, and are taken from a run."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "special_tokens")
 OF_RUNS = ("weight", "workers", "resources", "offload")
-"""Settings of a reward that are for training runs only and are dropped here."""
+"""Settings of a reward or an environment that are for training runs only and are dropped here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
         "prompts": list(fed.apart or fed.fed),
         "data": {key: value for key, value in recipes[0]["data"].items() if key not in READING} | {"split": split},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
-        "environment": online.get("environment", {}),
+        "environment": {key: v for key, v in online.get("environment", {}).items() if key not in OF_RUNS},
         "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),
         "limit": 64,
     }

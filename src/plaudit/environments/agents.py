@@ -14,7 +14,7 @@ import inspect
 import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,10 +28,12 @@ from plaudit.environments.server import application
 from plaudit.environments.sessions import Session
 from plaudit.environments.settings import EnvironmentSettings
 from plaudit.environments.speaker import Speech
+from plaudit.environments.workers import EnvironmentWorkers
 from plaudit.rewards.base import Turns
 from plaudit.rewards.functions import in_thread
 from plaudit.rollout.engine import Sampler
 from plaudit.runtime.coroutines import together
+from plaudit.runtime.network import own_address
 from plaudit.support.plugins import load_object
 from plaudit.types import Completion, Prompt, Sampling, Score
 
@@ -96,6 +98,14 @@ class Agents:
 
         return asyncio.ensure_future(in_thread(called))
 
+    @contextlib.asynccontextmanager
+    async def agent(self, row: Mapping[str, Any], about: Mapping[str, str]) -> AsyncIterator[asyncio.Future[Any]]:
+        """Give a call of the function, which has begun. As `EnvironmentWorkers.agent`, in this process."""
+        yield await self.start(row, **about)
+
+    async def tried(self, attempt: Callable[[], Awaitable[Score]]) -> Score:
+        return await attempt()
+
     async def _awaited(self, given: Mapping[str, Any], about: Mapping[str, Any]) -> Any:
         async with contextlib.AsyncExitStack() as stack:
             if "client" in self._named:
@@ -137,11 +147,13 @@ async def _result(found: Any) -> Any:
 
 
 class AgentPlayer:
-    """Lets an agent play an episode for each entry of a plan, as `Player` does an environment. It listens on this
-    machine's loopback while its event loop runs."""
+    """Lets an agent play an episode for each entry of a plan, as `Player` does an environment. It listens while its
+    event loop runs: on this machine's loopback, or, if agents may be on other nodes, at its address among them."""
 
-    def __init__(self, engine: Sampler, chats: Chats, agents: Agents):
-        self.engine, self.chats, self.agents = engine, chats, agents
+    def __init__(self, engine: Sampler, chats: Chats, agents: Agents, workers: EnvironmentWorkers | None = None):
+        """`workers`: the agents' processes; None: they run in this one."""
+        self.engine, self.chats, self.agents, self._calls = engine, chats, agents, workers or agents
+        self._host = own_address() if workers and agents.settings.resources else "127.0.0.1"
         renderer = renderer_of(agents.settings, chats)
         self._forms = lambda tools: forms_of(chats, tools, renderer)
         self._sessions: dict[str, Session] = {}
@@ -157,8 +169,13 @@ class AgentPlayer:
         session = Session(self.engine, self.chats, self._forms, self.agents.settings, prompt, sampling)
         key = secrets.token_urlsafe(16)
         self._sessions[key] = session
+
+        async def attempt() -> Score:
+            async with self._calls.agent(row, {"base_url": self._url(), "api_key": key}) as work:
+                return await session.watched(work)
+
         try:
-            earned = await session.watched(await self.agents.start(row, base_url=self._url(), api_key=key))
+            earned = await self._calls.tried(attempt)
         except EpisodeError as error:
             earned = Score(value=None, reason=str(error))
         finally:
@@ -176,10 +193,10 @@ class AgentPlayer:
         """Return the address where this player listens, from now on if it did not yet in this event loop."""
         loop = asyncio.get_running_loop()
         if self._listens is None or self._listens[0] is not loop:
-            listening = socket.create_server(("127.0.0.1", 0), backlog=512)
-            app = application(self, model=NAME, names=(), most=protocol.LARGEST, lax=True)
+            listening = socket.create_server((self._host, 0), backlog=512)
+            app = application(self, model=NAME, names=(self._host,), most=protocol.LARGEST, lax=True)
             task = loop.create_task(_listening(app, listening))
-            self._listens = loop, task, f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+            self._listens = loop, task, f"http://{self._host}:{listening.getsockname()[1]}/v1"
         return self._listens[2]
 
 
@@ -201,6 +218,11 @@ def world_of(settings: EnvironmentSettings) -> World | Agents | None:
     return Agents(settings) if settings.kind == "agent" else World(settings)
 
 
-def player_of(engine: Sampler, chats: Chats, world: World | Agents) -> Player | AgentPlayer:
-    """Return what plays the episodes. Raises DataError for a chat template that cannot show their turns."""
-    return AgentPlayer(engine, chats, world) if isinstance(world, Agents) else Player(engine, chats, world)
+def player_of(
+    engine: Sampler, chats: Chats, world: World | Agents, workers: EnvironmentWorkers | None = None
+) -> Player | AgentPlayer:
+    """Return what plays the episodes, with environments or agents in the processes of `workers`, if there are any.
+    Raises DataError for a chat template that cannot show their turns."""
+    if isinstance(world, Agents):
+        return AgentPlayer(engine, chats, world, workers)
+    return Player(engine, chats, world, workers)

@@ -52,6 +52,10 @@ class LateError(EpisodeError):
     """A call took more than environment.timeout."""
 
 
+class LostError(EpisodeError):
+    """The process of an episode's environment or agent was lost."""
+
+
 class World:
     """The environment that settings name, of which `begin` gives each episode its own instance. `schemas` are those of
     the tools, as chat templates read them, and `shown` those that prompts show; `needed` names the arguments that reset

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from plaudit.data.chat import Chats
-from plaudit.environments.base import Environment, EpisodeError, Message, Turn, World
+from plaudit.environments.base import EpisodeError, Message, Turn, World
 from plaudit.environments.rendered import forms_of, renderer_of, transcript
 from plaudit.environments.transcript import Transcript
+from plaudit.environments.workers import EnvironmentWorkers, Playing
 from plaudit.rollout.engine import Sampler
 from plaudit.runtime.coroutines import together
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
@@ -26,8 +27,9 @@ class Player:
     """Plays an episode for each entry of a plan. Raises DataError for a chat template that cannot show its turns, and
     ValueError for a renderer that cannot be made."""
 
-    def __init__(self, engine: Sampler, chats: Chats, world: World):
-        self.engine, self.chats, self.world = engine, chats, world
+    def __init__(self, engine: Sampler, chats: Chats, world: World, workers: EnvironmentWorkers | None = None):
+        """`workers`: the environment's processes; None: it runs in this one."""
+        self.engine, self.chats, self.world, self._begins = engine, chats, world, workers or world
         self.forms = forms_of(chats, world.schemas, renderer_of(world.settings, chats))
 
     async def play(self, prompt: Prompt, plan: Sequence[Sampling]) -> list[Completion]:
@@ -39,7 +41,7 @@ class Player:
         episode = transcript(prompt, self.chats, self.forms, most=self.world.settings.max_tokens)
         number = hashed(sampling.seed, *prompt.tokens)
         try:
-            environment = await self.world.begin()
+            environment = await self._begins.begin()
             try:
                 episode.ask(await environment.reset(row_of(prompt, seed)))
                 await self._turns(episode, environment, replace(sampling, episode=number))
@@ -50,7 +52,7 @@ class Player:
             earned = Score(value=None, reason=str(error))
         return episode.completion(earned)
 
-    async def _turns(self, episode: Transcript, environment: Environment, sampling: Sampling) -> None:
+    async def _turns(self, episode: Transcript, environment: Playing, sampling: Sampling) -> None:
         """Play turns until the environment says that it is done, or until a limit is reached."""
         for number in range(self.world.settings.max_turns):
             room = min(sampling.max_tokens, episode.room)
@@ -72,7 +74,7 @@ class Player:
                 return
 
 
-async def said(environment: Environment, episode: Transcript) -> Turn:
+async def said(environment: Playing, episode: Transcript) -> Turn:
     """Return what the environment says to the policy's last message: its tools' results, or what its step returns."""
     message = episode.messages[-1]
     if not (calls := message.get("tool_calls")):

@@ -22,7 +22,7 @@ from typing import Any
 from plaudit.data.chat import Chats
 from plaudit.data.fields import THOUGHTS, Message, template_arguments
 from plaudit.environments.answers import Reads
-from plaudit.environments.base import EpisodeError, LateError, explained
+from plaudit.environments.base import EpisodeError, LateError, LostError, explained
 from plaudit.environments.episodes import hashed
 from plaudit.environments.protocol import ChatRequest, RequestError
 from plaudit.environments.rendered import transcript
@@ -57,6 +57,8 @@ class Session:
         self._most = len(prompt.tokens) + settings.max_tokens
         self._defaults = {name: one for name, one in template_arguments(prompt.extra).items() if name != "tools"}
         self._replies: dict[str, Asked] = {}
+        self._again = set[str]()
+        """Replies that an agent got whose process was then lost, and that the next one did not ask for yet."""
         self._requests = self._refused = 0
         self._answers: list[Branch] = []
         """The branch of each answer, in the order in which they came."""
@@ -69,7 +71,7 @@ class Session:
     async def watched(self, work: asyncio.Future[Any]) -> Score:
         """Return what the agent's call returns. Raises what the engine raised, whatever the agent made of it; else
         EpisodeError if the agent raises, gets no answer, or is silent for longer than `environment.timeout` while no
-        request is open. An agent that raises on a limit has earned 0."""
+        request is open, and LostError if its process is lost. An agent that raises on a limit has earned 0."""
         timeout, silent, before = self._settings.timeout, 0.0, 0
         both: set[asyncio.Future[Any]] = {work, self._broken}
         work.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, or asyncio would log it
@@ -81,6 +83,10 @@ class Session:
                 raise LateError(f"the agent asked nothing for {timeout:g} s (environment.timeout)")
         if self._broken.done():
             self._broken.result()
+        if isinstance(lost := work.exception(), LostError):
+            self._requests, self._refused, self._limit = 0, 0, None
+            self._again = set(self._replies)
+            raise lost
         if not self._answers:
             raised = work.exception()
             reason = self._refusal or ("it asked nothing" if raised is None else explained(raised))
@@ -99,9 +105,12 @@ class Session:
         asked = [request.messages, request.arguments, request.max_tokens, request.stop, request.seed]
         key = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
         try:
-            if key not in self._replies:
+            if key in self._again:
+                self._again.remove(key)
+                self._limit = None
+            elif key not in self._replies:
                 self._replies[key] = self._asked(request, int(key[:16], 16))
-            elif self._requests - len(self._replies) - self._refused > self._settings.max_turns:
+            elif self._requests - len(self._replies) + len(self._again) - self._refused > self._settings.max_turns:
                 raise RequestError("the same request gets the same reply: give another seed to draw another", "seed")
         except RequestError as error:
             self._refused, self._refusal = self._refused + 1, str(error)

@@ -8,6 +8,9 @@ from typing import Any
 
 from plaudit.support.fields import Section, setting
 
+LONGEST = 3000.0
+"""Most seconds of a call in another process, below the time-out of calls to workers."""
+
 
 @dataclass
 class EnvironmentSettings(Section):
@@ -32,6 +35,12 @@ class EnvironmentSettings(Section):
     timeout: float = setting(60.0, above=0, unit="seconds")
     """Most time of one call of the environment. A call that takes longer fails its episode."""
 
+    workers: int = setting(0, least=0)
+    """Number of processes in which environments or agents run, with runtime=ray. 0: in the run's own process."""
+    resources: dict[str, float] = setting(dict, least=0)
+    """Ray resources that each of these processes reserves, such as {CPU: 1}; it may then be on any node. Empty: they
+    reserve nothing and run on the driver's node."""
+
     @property
     def on(self) -> bool:
         return bool(self.function or self.tools)
@@ -41,5 +50,10 @@ class EnvironmentSettings(Section):
             yield "kind agent: set function, and neither tools nor options, which are an agent's own affair"
         elif self.options and not self.function:
             yield "options are for an environment's class, and there is none: set function"
-        if self.renderer and not self.on:
-            yield "renderer is for episodes, and there are none: set function or tools"
+        if self.workers and self.timeout > LONGEST:
+            yield f"timeout={self.timeout:g}: a call in a process of the environment takes {LONGEST:g} s at most"
+        if self.resources and not self.workers:
+            yield f"resources={self.resources} are for processes of the environment, and workers=0: set workers=1"
+        if (self.renderer or self.workers) and not self.on:
+            what = "renderer is" if self.renderer else "workers are"
+            yield f"{what} for episodes, and there are none: set function or tools"

@@ -131,6 +131,8 @@ class MeasureSettings(ScoringSettings):
         yield from super().contradictions()
         if self.data.train or self.data.validation:
             yield "data.train and data.validation are for training: set prompts, demonstrations, preferences"
+        if self.environment.workers:
+            yield "environment.workers are read by runs only: here environments run in the command's own process"
         if self.environment.on and vars(self).get("judge") is not None:
             yield "judge: a judge reads no episodes: set gold or rewards, or remove environment"
         if self.pass_at and max(self.pass_at) > self.sampling.samples:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from plaudit.environments.workers import EnvironmentWorkers
 from plaudit.loop.copies import Away
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
@@ -74,6 +75,10 @@ class Executor(Protocol):
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
         """Return a reward that calls the function in this process (`here`), or in its own processes."""
+        ...
+
+    def environment(self) -> EnvironmentWorkers | None:
+        """Return the processes of the run's environment; None if it runs in this one."""
         ...
 
     def training(self) -> AbstractAsyncContextManager[None]:

@@ -92,6 +92,9 @@ class LocalExecutor:
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
         return here
 
+    def environment(self) -> None:
+        return None
+
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         if self.engine is None or not self.settings.runtime.shares:

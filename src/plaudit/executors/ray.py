@@ -2,7 +2,7 @@
 
     reserve resources -> start ranks, rollout workers, judges -> worker groups, pool; a process is lost -> start another
 
-Left out: the cluster (`runtime/ray.py`), the processes of rewards (`scoring.py`), and the work of each process.
+Left out: the cluster (`runtime/ray.py`), the processes of rewards and environments (`scoring.py`), the work of each.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RayExecutor:
         self.pool = self.generation.pool
         self.placed = judges_placed(settings, runtime.nodes(), here=torch.cuda.is_available())
         amounts = [*self.ranks.reservations, *self.generation.reservations]
-        amounts += [reward.resources for reward in reserving(self.placed)]
+        amounts += reserving(self.placed)
         beside = [dict(one) for one in amounts if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
         if settings.runtime.nodes_timeout:
@@ -97,6 +97,7 @@ class RayExecutor:
         self.scoring = Scoring(self.placed, runtime, share, self._room, failures=failures, say=say)
         # Methods of `Executor` that one of this executor's parts implements:
         self.mirror, self.function, self.training = self.mirrors.take, self.scoring.function, self.generation.training
+        self.environment = self.scoring.environment
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
@@ -119,7 +120,9 @@ class RayExecutor:
         what = f"{self.ranks}{generation} workers" + (f" of {width} processes" if width > 1 else "")
         bundles = [*self.ranks.bundles, *generation.bundles, *self.scoring.bundles]
         scoring = len(self.scoring.bundles)
-        async with runtime.nodes_for(bundles, what=f"{what} and {scoring} processes of rewards" if scoring else what):
+        async with runtime.nodes_for(
+            bundles, what=f"{what} and {scoring} processes of rewards and environments" if scoring else what
+        ):
             await self._start(what, bundles)
 
     async def _start(self, what: str, bundles: Sequence[Resources]) -> None:

@@ -1,9 +1,9 @@
-"""Start judges and reward functions in their own processes.
+"""Start judges, reward functions and environments in their own processes.
 
-    open -> functions begin to start -> ready: all are loaded
+    open -> functions and environments begin to start -> ready: all are loaded
     judges -> begin to start when the run asks for them, while the first answers are sampled
 
-Left out: requests to these processes, and the loss of a process (`rewards/workers.py`).
+Left out: requests to these processes, and the loss of a process (`rewards/workers.py`, `environments/workers.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.environments.agents import world_of
+from plaudit.environments.workers import EnvironmentProcess, EnvironmentWorkers
 from plaudit.executors.processes import judge_worker
 from plaudit.rewards.base import Reward
 from plaudit.rewards.functions import FunctionReward
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 HELD, SHARE = 10.0, 0.2
 """A function in the driver's process is reported once it has blocked it this many seconds, and this share of time."""
+Kind = TypeVar("Kind")
 Reserve = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
 """Reserves resources for a worker's processes, or reuses those of its predecessor; returns arguments of `spawn`."""
 
@@ -58,9 +61,12 @@ class Holding:
         return scores
 
 
-def reserving(settings: Settings) -> list[RewardSettings]:
-    """Return a list with a reward's settings once for each of its processes that reserves resources."""
-    return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
+def reserving(settings: Settings) -> list[Resources]:
+    """Return the resources of each process of a reward or environment that reserves any; {}: an equal share."""
+    environment = settings.environment
+    counted = [(one.resources, one.reserving) for one in settings.rewards]
+    counted += [(environment.resources, environment.workers)] if environment.resources else []
+    return [one for one, count in counted for _ in range(count * settings.samples)]
 
 
 def judges_placed(settings: Settings, nodes: Sequence[Resources], *, here: bool) -> Settings:
@@ -89,7 +95,7 @@ def _reads(reward: RewardSettings) -> bool:
 
 
 class Scoring:
-    """The processes of a run's rewards. They stay when ranks are formed again."""
+    """The processes of a run's rewards and of its environment. They stay when ranks are formed again."""
 
     def __init__(
         self,
@@ -103,14 +109,15 @@ class Scoring:
     ):
         """`share`: an equal share of the CPUs."""
         self.settings, self.runtime, self.share, self._room = settings, runtime, share, room
-        self.bundles = [reserved(one.resources, share) for one in reserving(settings)]
+        self.bundles = [reserved(one, share) for one in reserving(settings)]
         # Placing a worker may take start_timeout, and so may loading.
         self._how: dict[str, Any] = {"patience": 2 * settings.runtime.start_timeout, "failures": failures, "say": say}
         self._judges: dict[int, JudgeWorkers] = {}
         self._functions: dict[int, FunctionWorkers] = {}
+        self._environment: EnvironmentWorkers | None = None
 
     def open(self) -> None:
-        """Begin to start functions, within a running event loop."""
+        """Begin to start functions and environments, within a running event loop."""
         for which, reward in enumerate(self.settings.rewards if self.settings.samples else ()):
             if reward.workers and reward.kind != "judge":
                 make, one = FunctionProcess.maker(reward, self.settings.plugins), function_reward(reward)
@@ -118,10 +125,22 @@ class Scoring:
                 how = {"waits": one.waits, "tokens": one.reads_tokens, "deadline": reward.deadline, **self._how}
                 self._functions[which] = FunctionWorkers(start, reward.workers, **how)
                 self._functions[which].open()
+        if (environment := self.settings.environment).workers and self.settings.samples:
+            playing = EnvironmentProcess.maker(world_of, environment, self.settings.plugins)
+            self._environment = EnvironmentWorkers(partial(self._playing, playing), environment.workers, **self._how)
+            self._environment.open()
 
     async def ready(self) -> None:
-        """Wait until every function is loaded. Raises what prevents it."""
-        await together(functions.ready() for functions in self._functions.values())
+        """Wait until every function and environment is loaded. Raises what prevents it."""
+        await together(one.ready() for one in self._others)
+
+    @property
+    def _others(self) -> list[FunctionWorkers | EnvironmentWorkers]:
+        return [*self._functions.values(), *([self._environment] if self._environment else ())]
+
+    def environment(self) -> EnvironmentWorkers | None:
+        """Return the processes of the environment; None if it has none."""
+        return self._environment
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
         """Return the function's processes as a reward. Without any, return `here`, wrapped to report long calls."""
@@ -149,15 +168,25 @@ class Scoring:
     async def _function(
         self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int
     ) -> RayWorker[FunctionProcess]:
-        """Start a function's process with its reserved resources, or on the driver's node if it reserves nothing."""
         name = f"function {number} ({reward.name or reward.function or reward.kind})"
-        if not reward.resources:
+        return await self._placed(name, (f"function {which}", number), reward.resources, make)
+
+    async def _playing(self, make: Callable[[], EnvironmentProcess], number: int) -> RayWorker[EnvironmentProcess]:
+        return await self._placed(
+            f"environment {number}", ("environment", number), self.settings.environment.resources, make
+        )
+
+    async def _placed(
+        self, name: str, key: tuple[str, int], resources: Resources, make: Callable[[], Kind]
+    ) -> RayWorker[Kind]:
+        """Start a process with its reserved resources, or on the driver's node if it reserves nothing."""
+        if not resources:
             return await self.runtime.beside(make, name=name)
-        there = await self._room(name, (f"function {which}", number), [reserved(reward.resources, self.share)])
+        there = await self._room(name, key, [reserved(resources, self.share)])
         return await self.runtime.spawn(make, place=0, **there)
 
     def close(self) -> None:
         for judges in self._judges.values():
             judges.close()
-        for functions in self._functions.values():
-            functions.close()
+        for one in self._others:
+            one.close()

@@ -90,8 +90,8 @@ class Job:
         s, doing = self.settings, self.events.doing
         engine = executor.sampler(doing)
         parts = engine, self.reward(executor, doing), s.shaping, method.plan(s.rollout.draw())
-        world = self.intake.world
-        play = None if world is None else player_of(engine, self.intake.chats, world).play
+        world, workers = self.intake.world, executor.environment()
+        play = None if world is None else player_of(engine, self.intake.chats, world, workers).play
         return Rollouts(*parts, settings=s.rollout, seed=s.seed, stop=stop, say=self.reporter.say, play=play)
 
     def source(self, executor: Executor, stop: list[int]) -> tuple[BatchSource, Rollouts | None]:

@@ -200,10 +200,11 @@ def _about_rewards(s: Settings) -> list[str]:
     from plaudit.rewards.rubric import LlmReward
     from plaudit.rewards.rules import FunctionReward, function_reward
 
-    problems, names, functions = [], [], []
+    problems, names, functions = list[str](), [], []
+    apart = {"environment": s.environment.workers, **{f"rewards.{n}": one.workers for n, one in enumerate(s.rewards)}}
+    if s.runtime.kind == "local" and s.samples:
+        problems += [f"{key}.workers={count} need processes: set runtime=ray" for key, count in apart.items() if count]
     for number, reward in enumerate(s.rewards):
-        if reward.workers and s.runtime.kind == "local" and s.samples:
-            problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
         if reward.kind == "judge":
             names.append(reward.name or "judge")
             if not reward.path:
