@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plaudit.loop.settings import SaveSettings
 from plaudit.support import address as addresses
 from plaudit.support.address import Address, AddressError, committed, digest_of, local_copy
 
@@ -109,6 +110,16 @@ def test_a_run_stands_for_its_best_or_newest_model(
 def test_addresses_that_cannot_be_opened_say_what_to_do(address: str, said: str) -> None:
     with pytest.raises(AddressError, match=said):
         Address(address)
+
+
+@pytest.mark.parametrize("address", ["sftp://me:secret@host/runs", "simplecache::sftp://me:secret@host:22/runs"])
+def test_a_password_in_an_address_is_refused_and_not_shown(address: str) -> None:
+    """fsspec reads the variable itself (its page on configuration)."""
+    with pytest.raises(AddressError, match="FSSPEC_SFTP_PASSWORD") as caught:
+        Address(address)
+    assert "secret" not in str(caught.value) and "host" in str(caught.value)
+    (complaint,) = SaveSettings(to=address).contradictions()
+    assert "secret" not in complaint
 
 
 def test_cache_is_by_content(root: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

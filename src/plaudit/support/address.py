@@ -39,17 +39,21 @@ class Address:
         from fsspec.core import url_to_fs
         from fsspec.registry import known_implementations
 
-        self.name, (protocol, mark, _) = address.rstrip("/"), address.partition("://")
+        self.name, (protocol, mark, rest) = address.rstrip("/"), address.partition("://")
         if not mark:
             raise AddressError(f"{address} is no address: write it as s3://bucket/runs or file:///shared/runs")
+        user, _, host = rest.partition("/")[0].rpartition("@")
+        if ":" in user:
+            raise AddressError(
+                f"the address of {host} holds a password, which logs would show: set the environment variable "
+                f"FSSPEC_{protocol.rpartition(':')[2].upper()}_PASSWORD instead, on every node"
+            )
         try:
             self.files, root = url_to_fs(self.name)
         except ImportError as error:
             known = known_implementations.get(protocol, {"class": protocol})
             package = known["class"].partition(".")[0]
-            raise AddressError(
-                f"{address} needs a package that is not here: pip install {package} ({error})"
-            ) from error
+            raise AddressError(f"{address} needs a package: pip install {package} ({error})") from error
         except ValueError as error:
             raise AddressError(f"{address} cannot be opened: {error}. Take s3://, gs:// or file:///PATH") from error
         self.root = str(root).rstrip("/")
