@@ -92,8 +92,8 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        2420,
-        "episodes: environments, turns, renderers (215); OpenAI's protocol (480), agents (510), processes (260)",
+        2465,
+        "episodes: environments, turns, renderers (215); OpenAI's protocol (480), agents (510), processes (310)",
     ),
     "settings": (1095, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import httpx2
@@ -216,3 +217,20 @@ def lacks(base_url: str, colour: str) -> float:
 
 def asks_nothing(row: str) -> float:
     return 1.0
+
+
+async def drifts(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Asks otherwise in every call."""
+    messages += [{"role": "user", "content": f"It is {time.monotonic_ns()}."}]
+    for _ in range(2):
+        messages += [await said(base_url, api_key, messages), {"role": "user", "content": "again"}]
+    return 1.0
+
+
+async def shouts(base_url: str, api_key: str, messages: list[Message]) -> float:
+    """Sends what is no request, with a key of its own."""
+    await said(base_url, api_key, messages)
+    async with httpx2.AsyncClient(timeout=30) as client:
+        headers = {"authorization": "Bearer mine", "content-type": "application/json"}
+        response = await client.post(f"{base_url}/chat/completions", content=b"no json", headers=headers)
+    return float(response.status_code)

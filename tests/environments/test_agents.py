@@ -244,6 +244,7 @@ def test_thoughts_tell_branches_apart_where_a_client_sends_them(table: Table) ->
 def test_only_keys_of_episodes_are_answered_and_streams_end(table: Table) -> None:
     (answer,) = play(table, "stranger", count=1)
     assert "no request" in str(of(answer).earned.reason)  # type: ignore[union-attr]
+    assert rewards(play(table, "shouts", count=1)) == [401.0], "it is not read"
     assert rewards(play(table, "streams")) == [1.0, 1.0]
 
 

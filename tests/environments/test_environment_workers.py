@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import agency
 import pytest
 from playing import WORLDS, Table, of
 
+from plaudit.environments import workers as environment_workers
 from plaudit.environments.agents import player_of, world_of
 from plaudit.environments.base import Turn
 from plaudit.environments.settings import EnvironmentSettings
@@ -19,6 +20,7 @@ from plaudit.environments.workers import TRIES, EnvironmentProcess, EnvironmentW
 from plaudit.runtime.plain import dumps, loads
 from plaudit.runtime.worker import WorkerLost
 from plaudit.support import plugins
+from plaudit.support.plugins import load_object
 from plaudit.types import Completion, Sampling, Score
 
 AGENCY = str(Path(agency.__file__))
@@ -38,12 +40,13 @@ class Process:
     async def call(self, method: Any, *arguments: Any) -> Any:
         sent = loads(dumps(arguments))
         await asyncio.sleep(0)
-        called, given = sent[1][-1] if method is EnvironmentProcess.said else (method.__name__, sent[1:])
+        called, *given = sent[1:] if method is EnvironmentProcess.ask else [method.__name__]
         self.heard.append(called)
         if not self.lost.done() and self.ends(self, called, *given):
             self.die()
         if not self.lost.done():
             work = asyncio.ensure_future(method(self.process, *sent))
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # read
             await asyncio.wait({work, self.lost}, return_when=asyncio.FIRST_COMPLETED)
             self.most = max(self.most, len(self.process._environments))
         if self.lost.done():
@@ -79,20 +82,23 @@ class Played:
         assert world is not None
         return asyncio.run(player_of(self.table.engine, self.table.chats, world).play(self.table.prompt, self.plan))
 
-    def apart(self) -> list[Completion]:
+    def player(self) -> tuple[EnvironmentWorkers, Any]:
         make = EnvironmentProcess.maker(world_of, self.settings, ())
 
         async def start(number: int) -> Process:
             self.processes.append(Process(number, make, self.ends))
             return self.processes[-1]
 
+        workers = EnvironmentWorkers(start, 2, patience=9.0, failures=self.lost.append)  # type: ignore[arg-type]
+        world = world_of(self.settings)
+        assert world is not None
+        return workers, player_of(self.table.engine, self.table.chats, world, workers)
+
+    def apart(self) -> list[Completion]:
         async def play() -> list[Completion]:
-            workers = EnvironmentWorkers(start, 2, patience=9.0, failures=self.lost.append)  # type: ignore[arg-type]
+            workers, player = self.player()
             workers.open()
             await workers.ready()
-            world = world_of(self.settings)
-            assert world is not None
-            player = player_of(self.table.engine, self.table.chats, world, workers)
             played = await player.play(self.table.prompt, self.plan)
             left = [(one.process._environments, one.process._agents) for one in self.processes if not one.lost.done()]
             assert not any(environments or agents for environments, agents in left), "what has ended is not kept"
@@ -194,7 +200,7 @@ class Broken:
         return Turn(messages=[{"role": "user", "content": "x", "lock": threading.Lock()}])
 
 
-@pytest.mark.parametrize("at", ["", "start", "result"])
+@pytest.mark.parametrize("at", ["", "start", "finish"])
 @pytest.mark.parametrize("name", ["echoes", "waits", "adds", "fails", "endless", "stubborn", "recovers"])
 def test_an_agent_does_the_same_in_processes_that_are_lost(name: str, at: str, table: Table) -> None:
     played = Played(table, f"{AGENCY}:{name}", kind="agent", ends=killing(at) if at else never, timeout=60.0)
@@ -207,20 +213,35 @@ def test_a_silent_agent_fails_and_its_call_is_cancelled(table: Table) -> None:
     assert "asked nothing for 1 s" in str(of(one).earned.reason)  # type: ignore[union-attr]
 
 
-def test_a_lost_agent_gets_the_replies_again_that_it_had(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is lost after its second and its third request; as many repetitions as `max_turns` are refused otherwise."""
-    played = Played(table, f"{AGENCY}:echoes", kind="agent", count=1, max_turns=3, timeout=60.0)
-    whole, generate, answered = plain(played.here()), table.engine.generate, list[Any]()
+def losing(played: Played, monkeypatch: pytest.MonkeyPatch, *after: int) -> list[Any]:
+    """Let the agent's process be lost when the policy has answered so many requests. Return the answers."""
+    generate, answered = played.table.engine.generate, list[Any]()
 
     async def counted(*arguments: Any) -> Any:
         answered.append(await generate(*arguments))
-        if len(answered) > 1:
+        if len(answered) in after:
             next(one for one in played.processes if not one.lost.done() and one.process._agents).die()
         return answered[-1]
 
-    monkeypatch.setattr(table.engine, "generate", counted)
+    monkeypatch.setattr(played.table.engine, "generate", counted)
+    return answered
+
+
+def test_a_lost_agent_gets_the_replies_again_that_it_had(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise as many repetitions as `max_turns` are refused, and three losses in a row without a new request."""
+    played = Played(table, f"{AGENCY}:echoes", kind="agent", count=1, max_turns=3, timeout=60.0)
+    whole = plain(played.here())
+    answered = losing(played, monkeypatch, 1, 2, 3)
     assert plain(played.apart()) == whole
-    assert len(played.lost) == 2 and len(answered) == 3
+    assert len(played.lost) == 3 and len(answered) == 3
+
+
+def test_an_agent_that_asks_otherwise_after_a_loss_fails(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(table, f"{AGENCY}:drifts", kind="agent", count=1, timeout=60.0)
+    losing(played, monkeypatch, 2)
+    (one,) = played.apart()
+    reason = str(of(one).earned.reason)  # type: ignore[union-attr]
+    assert "did not ask 2 of its requests again: let them depend on the row" in reason
 
 
 def test_settings_that_no_process_reads_are_refused() -> None:
@@ -242,5 +263,80 @@ def test_a_process_that_starts_late_makes_the_environment_that_the_run_began_wit
     make = EnvironmentProcess.maker(world_of, settings, ())
     file.write_text("class Mine:\n    def reset(self): return 'later'\n    def step(self, message): return 'go on'\n")
     monkeypatch.setattr(plugins, "_SENT", {})  # as where another process begins
-    _, first = asyncio.run(make().said(0, [("begin", ()), ("reset", ({},))]))
-    assert first == [{"role": "user", "content": "first"}]
+
+    async def first() -> Any:
+        process = make()
+        await process.ask(0, "begin")
+        return await process.ask(0, "reset", {})
+
+    assert asyncio.run(first()) == ([{"role": "user", "content": "first"}],)
+
+
+class Slow:
+    """Notes what begins, goes on and ends."""
+
+    said: ClassVar[list[str]] = []
+
+    async def reset(self) -> None:
+        self.said.append("reset")
+
+    async def step(self, message: dict[str, Any]) -> Turn:
+        self.said.append("step")
+        try:
+            await asyncio.sleep(30)
+        finally:
+            self.said.append("left")
+        return Turn(done=True)
+
+    async def close(self) -> None:
+        self.said.append("closed")
+
+
+@pytest.mark.parametrize("until", ["begin", "step"])
+def test_a_cancelled_episode_ends_in_its_process_at_once(until: str, table: Table) -> None:
+    """What is under way is cancelled before the environment is closed, and nothing is kept."""
+    played = Played(table, f"{__file__}:Slow", count=3, timeout=60.0)
+
+    async def cancelled() -> None:
+        workers, player = played.player()
+        workers.open()
+        await workers.ready()
+        loaded: Any = load_object(f"{__file__}:Slow")
+        loaded.said.clear()
+        playing = asyncio.ensure_future(player.play(table.prompt, played.plan))
+        while not any(until in process.heard for process in played.processes):
+            await asyncio.sleep(0)
+        while until == "step" and loaded.said.count("step") < 3:
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(playing, 5)
+        if until == "step":
+            assert loaded.said[-6:].count("closed") == 3 and loaded.said.count("left") == 3
+            assert all(loaded.said.index("left") < place for place, one in enumerate(loaded.said) if one == "closed")
+        assert not any(one.process._environments or one.process._tasks for one in played.processes)
+        assert not +workers.episodes and not -workers.episodes
+
+    asyncio.run(cancelled())
+
+
+def test_calls_that_take_long_are_waited_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_workers, "WAIT", 0.0005)
+    for name, more in ((f"{WORLDS}:Waiting", {}), (f"{AGENCY}:echoes", {"kind": "agent", "timeout": 60.0})):
+        played = Played(table, name, **more)
+        assert plain(played.apart()) == plain(played.here())
+        assert any("result" in process.heard for process in played.processes)
+
+
+def test_a_process_that_was_given_up_is_not_answered(table: Table) -> None:
+    """It may live on where nothing reaches it: each call of an agent has a key of its own."""
+    keys = list[str]()
+
+    def ends(process: Process, method: str, *arguments: Any) -> bool:
+        if method == "start":
+            keys.append(arguments[1]["api_key"])
+        return method == "start" and len(keys) == 1
+
+    played = Played(table, f"{AGENCY}:echoes", kind="agent", count=1, ends=ends, timeout=60.0)
+    played.apart()
+    assert len(set(keys)) == len(keys) == 2

@@ -20,15 +20,15 @@ from typing import Any
 
 from plaudit.data.chat import Chats
 from plaudit.environments import protocol
-from plaudit.environments.base import EpisodeError, World, explained
+from plaudit.environments.base import EpisodeError, LostError, World, explained
 from plaudit.environments.episodes import Player, row_of
 from plaudit.environments.protocol import ChatRequest, RequestError
 from plaudit.environments.rendered import forms_of, renderer_of
-from plaudit.environments.server import application
+from plaudit.environments.server import NO_EPISODE, application
 from plaudit.environments.sessions import Session
 from plaudit.environments.settings import EnvironmentSettings
 from plaudit.environments.speaker import Speech
-from plaudit.environments.workers import EnvironmentWorkers
+from plaudit.environments.workers import AT_ONCE, EnvironmentWorkers
 from plaudit.rewards.base import Turns
 from plaudit.rewards.functions import in_thread
 from plaudit.rollout.engine import Sampler
@@ -41,8 +41,6 @@ OURS = ("client", "base_url", "api_key", "model", "messages")
 """Arguments of an agent's function that are no columns of its row."""
 NAME = "policy"
 """What the policy's model is called; requests may call it otherwise."""
-AT_ONCE = 256
-"""Most agents at once."""
 PLAIN: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
 """How a client connects: not by proxies, which would get the requests, and without loading certificates."""
 
@@ -56,6 +54,9 @@ class Agents:
 
     def __init__(self, settings: EnvironmentSettings):
         self.settings, self._turns = settings, Turns(AT_ONCE)
+        self.sessions: dict[str, Session] = {}
+        """Those of agents' calls that are under way, by their keys."""
+        self._listens: tuple[asyncio.AbstractEventLoop, asyncio.Task[None], str] | None = None
         try:
             self._function = load_object(settings.function)
             parameters = inspect.signature(self._function).parameters.values()
@@ -71,10 +72,10 @@ class Agents:
             reason = "asks for a client, and the package openai is missing: pip install openai, or take base_url"
             raise ValueError(f"environment: {settings.function} {reason}")
 
-    async def start(self, row: Mapping[str, Any], *, base_url: str, api_key: str) -> asyncio.Future[Any]:
+    async def start(self, row: Mapping[str, Any], about: Mapping[str, str]) -> asyncio.Future[Any]:
         """Call the function: a sync one in a thread of its own, an async one in the event loop that all agents share,
-        so that nothing that they do keeps the run waiting. Wait first until fewer than AT_ONCE are under way."""
-        about = {"base_url": base_url, "api_key": api_key}
+        so that nothing that they do keeps the run waiting. `about`: base_url, api_key. Wait first until fewer than
+        AT_ONCE are under way."""
         given = {**copy.deepcopy(dict(row)), **about, "model": NAME}
         given = {name: one for name, one in given.items() if self._every or name in self._named}
         places, loop = self._turns(), asyncio.get_running_loop()
@@ -101,10 +102,27 @@ class Agents:
     @contextlib.asynccontextmanager
     async def agent(self, row: Mapping[str, Any], about: Mapping[str, str]) -> AsyncIterator[asyncio.Future[Any]]:
         """Give a call of the function, which has begun. As `EnvironmentWorkers.agent`, in this process."""
-        yield await self.start(row, **about)
+        yield await self.start(row, about)
 
-    async def tried(self, attempt: Callable[[], Awaitable[Score]]) -> Score:
+    async def repeated(self, attempt: Callable[[], Awaitable[Score]], progress: Callable[[], int]) -> Score:
         return await attempt()
+
+    def speech(self, request: ChatRequest, key: str) -> Speech:
+        """Begin to answer a request of the session with this key. Raises RequestError for one that is refused."""
+        if (session := self.sessions.get(key)) is None:
+            raise RequestError(NO_EPISODE, status=401)
+        return session.speech(request)
+
+    def url(self, host: str) -> str:
+        """Return the address where requests of agents are answered, from now on if they were not yet in this event
+        loop. It lasts as long as the loop."""
+        loop = asyncio.get_running_loop()
+        if self._listens is None or self._listens[0] is not loop:
+            listening = socket.create_server((host, 0), backlog=512)
+            app = application(self, model=NAME, names=(host,), most=protocol.LARGEST, knows=self.sessions.__contains__)
+            task = loop.create_task(_listening(app, listening))
+            self._listens = loop, task, f"http://{host}:{listening.getsockname()[1]}/v1"
+        return self._listens[2]
 
     async def _awaited(self, given: Mapping[str, Any], about: Mapping[str, Any]) -> Any:
         async with contextlib.AsyncExitStack() as stack:
@@ -147,8 +165,8 @@ async def _result(found: Any) -> Any:
 
 
 class AgentPlayer:
-    """Lets an agent play an episode for each entry of a plan, as `Player` does an environment. It listens while its
-    event loop runs: on this machine's loopback, or, if agents may be on other nodes, at its address among them."""
+    """Lets an agent play an episode for each entry of a plan, as `Player` does an environment. Its requests come to
+    this machine's loopback or, if agents may be on other nodes, to its address among them."""
 
     def __init__(self, engine: Sampler, chats: Chats, agents: Agents, workers: EnvironmentWorkers | None = None):
         """`workers`: the agents' processes; None: they run in this one."""
@@ -156,8 +174,6 @@ class AgentPlayer:
         self._host = own_address() if workers and agents.settings.resources else "127.0.0.1"
         renderer = renderer_of(agents.settings, chats)
         self._forms = lambda tools: forms_of(chats, tools, renderer)
-        self._sessions: dict[str, Session] = {}
-        self._listens: tuple[asyncio.AbstractEventLoop, asyncio.Task[None], str] | None = None
 
     async def play(self, prompt: Prompt, plan: Sequence[Sampling]) -> list[Completion]:
         """Return an episode for each entry. Each depends on its seed, the prompt, the weights and the agent. Raises
@@ -167,37 +183,27 @@ class AgentPlayer:
     async def _played(self, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         row = {**row_of(prompt, seed), "messages": [dict(turn) for turn in prompt.messages]}
         session = Session(self.engine, self.chats, self._forms, self.agents.settings, prompt, sampling)
-        key = secrets.token_urlsafe(16)
-        self._sessions[key] = session
 
         async def attempt() -> Score:
-            async with self._calls.agent(row, {"base_url": self._url(), "api_key": key}) as work:
-                return await session.watched(work)
+            key = secrets.token_urlsafe(16)  # of this call: one that was given up may still ask
+            self.agents.sessions[key] = session
+            try:
+                about = {"base_url": self.agents.url(self._host), "api_key": key}
+                async with self._calls.agent(row, about) as work:
+                    return await session.watched(work)
+            except LostError:
+                session.begin_again()
+                raise
+            finally:
+                del self.agents.sessions[key]
 
         try:
-            earned = await self._calls.tried(attempt)
+            earned = await self._calls.repeated(attempt, lambda: session.replies)
         except EpisodeError as error:
             earned = Score(value=None, reason=str(error))
         finally:
-            del self._sessions[key]
             session.close()
         return session.completion(earned)
-
-    def speech(self, request: ChatRequest, key: str) -> Speech:
-        """Begin to answer a request of the session with this key. Raises RequestError for one that is refused."""
-        if (session := self._sessions.get(key)) is None:
-            raise RequestError("this api key is of no episode, or of one that has ended", status=401)
-        return session.speech(request)
-
-    def _url(self) -> str:
-        """Return the address where this player listens, from now on if it did not yet in this event loop."""
-        loop = asyncio.get_running_loop()
-        if self._listens is None or self._listens[0] is not loop:
-            listening = socket.create_server((self._host, 0), backlog=512)
-            app = application(self, model=NAME, names=(self._host,), most=protocol.LARGEST, lax=True)
-            task = loop.create_task(_listening(app, listening))
-            self._listens = loop, task, f"http://{self._host}:{listening.getsockname()[1]}/v1"
-        return self._listens[2]
 
 
 async def _listening(app: Any, listening: socket.socket) -> None:

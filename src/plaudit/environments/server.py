@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
@@ -28,6 +28,7 @@ from plaudit.types import Completion
 
 AWAY_SECONDS = 0.5
 """Seconds between two looks whether a client still waits for its answer."""
+NO_EPISODE = "this api key is of no episode, or of one that has ended"
 DRAWN = ("temperature", "top_p", "top_k", "min_tokens", "special_tokens")
 """Fields of how an answer is drawn, beside its seed and its end."""
 
@@ -39,12 +40,18 @@ class Speaks(Protocol):
 
 
 def application(
-    speaker: Speaks, *, model: str, names: Iterable[str], most: int, token: str | None = None, lax: bool = False
+    speaker: Speaks,
+    *,
+    model: str,
+    names: Iterable[str],
+    most: int,
+    token: str | None = None,
+    knows: Callable[[str], bool] | None = None,
 ) -> ASGIApp:
     """Return the application. `model` is the only model's name, `most` the limit of tokens of an answer to a request
-    that sets none, and `names` are this server's host names. Clients must send `token` as their api key. With `lax`,
-    requests may name any model, and their fields DRAWN are ignored."""
-    service = _Service(speaker, model, most, lax)
+    that sets none, and `names` are this server's host names. Clients must send `token` as their api key. With `knows`
+    they are agents: a request is read if its key is known, it may name any model, and its fields DRAWN are ignored."""
+    service = _Service(speaker, model, most, knows)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/models", service.models, methods=["GET"]),
@@ -55,23 +62,26 @@ def application(
 class _Service:
     """Handles the two routes."""
 
-    def __init__(self, speaker: Speaks, model: str, most: int, lax: bool):
-        self.speaker, self.model, self.most, self.lax = speaker, model, most, lax
+    def __init__(self, speaker: Speaks, model: str, most: int, knows: Callable[[str], bool] | None):
+        self.speaker, self.model, self.most, self.knows = speaker, model, most, knows
         self.about = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "plaudit"}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.about]}, headers=HEADERS)
 
     async def chat(self, request: Request) -> Response:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self.knows is not None and not self.knows(key):
+            return _said(401, NO_EPISODE)
         try:
             body = await json_of(request)
-            if self.lax and isinstance(body, dict):
+            if self.knows and isinstance(body, dict):
                 body = {name: value for name, value in body.items() if name not in DRAWN}
             asked = protocol.read(body, most=self.most)
-            if not self.lax and asked.model and asked.model.rpartition("/")[2] != self.model:
+            if not self.knows and asked.model and asked.model.rpartition("/")[2] != self.model:
                 reason = f"there is no model {asked.model!r:.80}: this server has {self.model!r}"
                 raise RequestError(reason, "model", status=404, code="model_not_found")
-            speech = self.speaker.speech(asked, request.headers.get("authorization", "").removeprefix("Bearer "))
+            speech = self.speaker.speech(asked, key)
             if asked.stream:
                 return StreamingResponse(self._events(speech), media_type="text/event-stream", headers=HEADERS)
             completions = await _unless_gone(request, speech)

@@ -84,9 +84,12 @@ class Session:
         if self._broken.done():
             self._broken.result()
         if isinstance(lost := work.exception(), LostError):
-            self._requests, self._refused, self._limit = 0, 0, None
-            self._again = set(self._replies)
             raise lost
+        if self._again:
+            raise EpisodeError(
+                f"the agent's process was lost, and in another one it did not ask {len(self._again)} of its requests "
+                "again: let them depend on the row, `seed` and the replies alone"
+            )
         if not self._answers:
             raised = work.exception()
             reason = self._refusal or ("it asked nothing" if raised is None else explained(raised))
@@ -97,6 +100,16 @@ class Session:
             if self._limit is not None:
                 return Score(value=0.0)
             raise EpisodeError(f"the agent: {explained(error)}") from error
+
+    def begin_again(self) -> None:
+        """Let another call of the agent make the requests again that a lost one made, and get the same replies."""
+        self._requests, self._refused, self._limit = 0, 0, None
+        self._again = set(self._replies)
+
+    @property
+    def replies(self) -> int:
+        """How many different requests were made."""
+        return len(self._replies)
 
     def speech(self, request: ChatRequest) -> Speech:
         """Begin to answer a request, or return the answer to one that was the same. Raises RequestError."""

@@ -8,9 +8,6 @@ from typing import Any
 
 from plaudit.support.fields import Section, setting
 
-LONGEST = 3000.0
-"""Most seconds of a call in another process, below the time-out of calls to workers."""
-
 
 @dataclass
 class EnvironmentSettings(Section):
@@ -50,8 +47,6 @@ class EnvironmentSettings(Section):
             yield "kind agent: set function, and neither tools nor options, which are an agent's own affair"
         elif self.options and not self.function:
             yield "options are for an environment's class, and there is none: set function"
-        if self.workers and self.timeout > LONGEST:
-            yield f"timeout={self.timeout:g}: a call in a process of the environment takes {LONGEST:g} s at most"
         if self.resources and not self.workers:
             yield f"resources={self.resources} are for processes of the environment, and workers=0: set workers=1"
         if (self.renderer or self.workers) and not self.on:

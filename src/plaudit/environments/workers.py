@@ -25,13 +25,13 @@ from plaudit.runtime.worker import WorkerLost
 from plaudit.support.plugins import load_plugins, run_as_sent, sources
 from plaudit.types import Score
 
-Call = tuple[str, tuple[Any, ...]]
-"""The name and arguments of a method of `Environment`, or "begin"."""
 Result = TypeVar("Result")
 TRIES = 3
-"""An episode fails once this many processes were lost during one of its calls, or one call of an agent."""
-LONGEST = 600.0
-"""Most seconds that a process is asked to wait for an agent at a time, below the time-out of a call to a worker."""
+"""An episode fails once this many processes were lost during one of its calls, or while its agent asked nothing new."""
+AT_ONCE = 256
+"""Most agents at once in a process."""
+WAIT = 10.0
+"""Most seconds that a process waits for a result before it is asked again, far below the time-out of a call to it."""
 NONE = (
     "no process of the environment became ready within {patience:g} s, which is twice runtime.start_timeout: free what "
     "environment.resources reserve, or raise runtime.start_timeout"
@@ -54,6 +54,7 @@ class EnvironmentProcess:
         load_plugins(plugins)
         self._world = world_of(settings)
         self._environments, self._agents = dict[int, Environment](), dict[int, asyncio.Future[Any]]()
+        self._tasks = dict[int, asyncio.Task[Any]]()
 
     @classmethod
     def maker(
@@ -63,44 +64,52 @@ class EnvironmentProcess:
         return partial(cls, world_of, settings, tuple(plugins), sources())
 
     @plain
-    async def said(self, episode: int, calls: Sequence[Call]) -> list[Any]:
-        """Return what each of these calls returns, made one after the other. Raises EpisodeError."""
-        found: list[Any] = []
-        for method, arguments in calls:
-            if method == "begin":
+    async def ask(self, episode: int, method: str, *arguments: Any) -> tuple[Any] | None:
+        """Begin a call of the episode's environment or agent, of which it has one at a time, and return as `result`."""
+        self._tasks[episode] = asyncio.ensure_future(self._asked(episode, method, *arguments))
+        return await self.result(episode)
+
+    @plain
+    async def result(self, episode: int) -> tuple[Any] | None:
+        """Return what the call returned; None if it has not ended within WAIT. Raises EpisodeError."""
+        task = self._tasks[episode]
+        if not (await asyncio.wait({task}, timeout=WAIT))[0]:
+            return None
+        if task.cancelled():
+            raise EpisodeError("it was cancelled")
+        return (task.result(),)
+
+    async def _asked(self, episode: int, method: str, *arguments: Any) -> Any:
+        found: Any = None
+        match method:
+            case "begin":
                 self._environments[episode] = await self._world.begin()
-                found.append(None)
-            else:
-                found.append(await getattr(self._environments[episode], method)(*arguments))
+            case "start":
+                self._agents[episode] = await self._world.start(*arguments)
+            case "finish":
+                try:
+                    return as_score(await self._agents[episode])
+                except (Exception, SystemExit) as error:
+                    raise EpisodeError(explained(error)) from error
+            case _:
+                found = await getattr(self._environments[episode], method)(*arguments)
         try:
             dumps(found)
         except Exception as error:
-            raise EpisodeError(f"{calls[-1][0]} returned what cannot be sent to another process: {error}") from error
+            raise EpisodeError(f"{method} returned what cannot be sent to another process: {error}") from error
         return found
 
     @plain
-    async def start(self, episode: int, row: Mapping[str, Any], about: Mapping[str, str]) -> None:
-        """Call the agent's function, once there is a place for it."""
-        self._agents[episode] = await self._world.start(row, **about)
-
-    @plain
-    async def result(self, episode: int) -> Score | None:
-        """Return what the agent's call returned; None if it has not ended within LONGEST. Raises EpisodeError."""
-        work = self._agents[episode]
-        if not (await asyncio.wait({work}, timeout=LONGEST))[0] or work.cancelled():
-            return None
-        try:
-            return as_score(work.result())
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            raise EpisodeError(explained(error)) from error
-
-    @plain
     async def end(self, episode: int) -> None:
-        """Close the episode's environment, if it has begun, or cancel its agent's call."""
-        if (environment := self._environments.pop(episode, None)) is not None:
-            await environment.close()
+        """Cancel the episode's call, if one is under way, and close its environment or cancel its agent."""
+        if (task := self._tasks.pop(episode, None)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            task.cancelled() or task.exception()  # read, or asyncio would log it
         if (work := self._agents.pop(episode, None)) is not None:
             work.cancel()
+        if (environment := self._environments.pop(episode, None)) is not None:
+            await environment.close()
 
 
 class EnvironmentWorkers:
@@ -121,7 +130,7 @@ class EnvironmentWorkers:
         self._supervisor = Supervisor(start, count, work="episodes", none=NONE, **more)
         self.numbers, self.episodes = itertools.count(), Counter[int]()
         """Numbers for episodes, and how many of these each place has."""
-        self._alone = asyncio.Lock()
+        self._alone, self._agents = asyncio.Lock(), asyncio.Semaphore(AT_ONCE * count)
 
     def open(self) -> None:
         """Begin to start workers, within a running event loop."""
@@ -144,35 +153,41 @@ class EnvironmentWorkers:
     @contextlib.asynccontextmanager
     async def agent(self, row: Mapping[str, Any], about: Mapping[str, str]) -> AsyncIterator[asyncio.Future[Any]]:
         """Give an agent's call, which has begun. It raises LostError if its process is lost."""
-        process = await self.chosen()
-
-        async def result() -> Score:
-            found: Score | None = None
-            while found is None:
-                found = await process.call(EnvironmentProcess.result)
-            return found
-
-        try:
-            await process.call(EnvironmentProcess.start, row, about)
-            yield asyncio.ensure_future(result())
-        finally:
-            await process.leave()
+        async with self._agents:
+            process = await self.chosen()
+            try:
+                await process.asked("start", row, about)
+                yield asyncio.ensure_future(process.asked("finish"))
+            finally:
+                await process.leave()
 
     async def chosen(self) -> EpisodeProcess:
         """Return the process with the fewest episodes, for another one."""
         place = min(await self._supervisor.free(), key=lambda one: self.episodes[one.number])
         return EpisodeProcess(self, place)
 
-    async def call(self, place: Place[EnvironmentProcess], method: Callable[..., Any], *arguments: Any) -> Any:
+    async def sent(self, place: Place[EnvironmentProcess], method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the place's process. Raises LostError if that is lost."""
         try:
             return await self._supervisor.call(place, 1, lambda worker: worker.call(method, *arguments))
         except WorkerLost as lost:
             raise LostError(lost.reason) from lost
 
-    async def tried(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Return what the attempt returns, which is made again when a process is lost: the last time while no other one
-        is made a last time, since what ends its process ends others' calls too. Raises EpisodeError after TRIES."""
+    async def repeated(self, attempt: Callable[[], Awaitable[Result]], progress: Callable[[], int]) -> Result:
+        """Return what an agent's attempt returns, which is made again when a process is lost. Raises EpisodeError after
+        TRIES without `progress`, which grows with what the agent does."""
+        tries, before = 0, -1
+        while True:
+            try:
+                return await attempt()
+            except LostError as error:
+                tries, before = 1 if progress() > before else tries + 1, progress()
+                if tries == TRIES:
+                    raise EpisodeError(f"its process was lost {TRIES} times: {error}") from error
+
+    async def call(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Return what a call returns, which is made again when a process is lost: the last time while no other one is
+        made a last time, since what ends its process ends others' calls too. Raises EpisodeError after TRIES."""
         for number in range(TRIES):
             async with self._alone if number == TRIES - 1 else contextlib.nullcontext():
                 try:
@@ -197,17 +212,23 @@ class EpisodeProcess:
     def lost(self) -> bool:
         return self._place.worker is not self._worker
 
-    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the process for this episode. Raises LostError if the process is lost."""
-        if self.lost:
-            raise LostError("it was lost between two calls")
-        return await self._workers.call(self._place, method, self._number, *arguments)
+    async def asked(self, method: str, *arguments: Any) -> Any:
+        """Return what a call of the episode's environment or agent returns. Raises LostError, or what the call does."""
+        found = await self._sent(EnvironmentProcess.ask, method, *arguments)
+        while found is None:
+            found = await self._sent(EnvironmentProcess.result)
+        return found[0]
 
     async def leave(self) -> None:
         """Let the process, if it is not lost, end what it has of the episode."""
         self._workers.episodes[self._place.number] -= 1
         with contextlib.suppress(LostError):
-            await self.call(EnvironmentProcess.end)
+            await self._sent(EnvironmentProcess.end)
+
+    async def _sent(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        if self.lost:
+            raise LostError("it was lost between two calls")
+        return await self._workers.sent(self._place, method, self._number, *arguments)
 
 
 class DistantEnvironment:
@@ -215,7 +236,7 @@ class DistantEnvironment:
 
     def __init__(self, workers: EnvironmentWorkers):
         self._workers = workers
-        self._calls, self._found = list[Call](), list[str]()
+        self._calls, self._found = list[tuple[Any, ...]](), list[str]()
         self._process: EpisodeProcess | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> list[Message]:
@@ -235,31 +256,30 @@ class DistantEnvironment:
         return score
 
     async def close(self) -> None:
-        if self._process is not None:
-            await self._process.leave()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.leave()
 
     async def asked(self, method: str, *arguments: Any) -> Any:
         """Return what the environment's method returns, called in its process or, if that is lost, in another one."""
-        self._calls.append((method, arguments))
-        found = await self._workers.tried(self._last)
+        self._calls.append((method, *arguments))
+        found = await self._workers.call(self._last)
         self._found.append(repr(found))
         return found
 
     async def _last(self) -> Any:
         """Make the last call; in a process that does not know the environment, all calls. Raises EpisodeError if an
         earlier one has another result now."""
-        calls = self._calls[-1:]
         if self._process is None or self._process.lost:
             await self.close()
-            calls, self._process = self._calls, await self._workers.chosen()
-        *before, found = await self._process.call(EnvironmentProcess.said, calls)
-        for one, other in zip(map(repr, before), self._found, strict=False):
-            if one != other:
-                raise EpisodeError(
-                    f"its process was lost, and in another one the same calls had another result, {one:.80} and not "
-                    f"{other:.80}: let it depend on the row and on `seed` alone"
-                )
-        return found
+            self._process = await self._workers.chosen()
+            for call, before in zip(self._calls, self._found, strict=False):
+                if (found := repr(await self._process.asked(*call))) != before:
+                    raise EpisodeError(
+                        f"its process was lost, and in another one the same calls had another result, {found:.80} and "
+                        f"not {before:.80}: let it depend on the row and on `seed` alone"
+                    )
+        return await self._process.asked(*self._calls[-1])
 
 
 Playing = Environment | DistantEnvironment

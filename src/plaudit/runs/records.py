@@ -46,10 +46,10 @@ SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS
 
 STARTED = "started_in"
 """Key of DATA (data.json) with the folder from which the run's relative paths are resolved."""
-_ROLLOUT = ("record", "replay", "workers", "slots", "reward_patience")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
-    *(f"rollout.{name}" for name in _ROLLOUT),
+    *("environment.workers", "environment.resources"),
+    *(f"rollout.{name}" for name in ("record", "replay", "workers", "slots", "reward_patience")),
 )
 _RANKS = ("num_training_workers", "mesh", "strategy", "servers", "offload", "placement.critic")
 OF_CONSEQUENCE = tuple(f"runtime.{name}" for name in _RANKS)

@@ -72,8 +72,8 @@ def equal_share(
     if most > 0 and cpus < LEAST_SHARE:
         raise ResourcesError(
             f"{processes} processes would have {cpus:g} CPU each of the {left / 100:g} CPU that are left for them, and "
-            f"need {LEAST_SHARE:g} at least: lower runtime.num_training_workers, rollout.workers or rewards.N.workers, "
-            "or add nodes"
+            f"need {LEAST_SHARE:g} at least: lower runtime.num_training_workers, rollout.workers, rewards.N.workers or "
+            "environment.workers, or add nodes"
         )
     return {"CPU": cpus} | gpu
 
@@ -107,7 +107,8 @@ def check_memory(nodes: Sequence[Resources], processes: int) -> None:
         asked, has = (shown({"memory": amount}) for amount in (processes * LEAST_MEMORY, there))
         raise ResourcesError(
             f"{processes} processes take {asked} in all, {LEAST_MEMORY >> 20} MiB each before they have a model, the "
-            f"cluster has {has}: lower rollout.workers, runtime.num_training_workers or rewards.N.workers, or add nodes"
+            f"cluster has {has}: lower rollout.workers, runtime.num_training_workers, rewards.N.workers or "
+            "environment.workers, or add nodes"
         )
 
 
