@@ -109,7 +109,10 @@ ROOMS = {
     "trackers": (245, "TensorBoard, W&B, MLflow, Trackio, Prometheus by Ray (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
-    "training_api": (1290, "`plaudit serve-training`: Tinker's API over the learner and the engine (optional)"),
+    "training_api": (
+        1480,
+        "`plaudit serve-training`: Tinker's API over the learner and the engine; ranks on Ray (145) (optional)",
+    ),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),
     "relabel": (
         260,
@@ -120,7 +123,7 @@ ROOMS = {
         "check (615), layout (150), profile (630), costs (640), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
-        2460,
+        2480,
         "the command line; export (60), pretrained (70), beside a run (80), connections, `init`, `serve` (130 each)",
     ),
 }

@@ -17,8 +17,9 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.training_api import wire
 from plaudit.training_api.adapters import Adapters
-from plaudit.training_api.opening import ThreadGroup
-from plaudit.training_api.server import Service, application
+from plaudit.training_api.ranks import ThreadGroup
+from plaudit.training_api.server import application
+from plaudit.training_api.service import Service
 
 NAME = "tiny"
 PROMPT = [3, 9, 27]
@@ -42,8 +43,8 @@ def tiny(dtype: torch.dtype = torch.float32) -> Decoder:
 def service(tokenizer: Any, folder: Path, *, base: Decoder | None = None, **limits: Any) -> Service:
     base = base or tiny()
     group = ThreadGroup(Adapters(base, LearnSettings(precision=str(base.dtype).removeprefix("torch."))))
-    named: dict[str, Any] = {"name": NAME, "places": 4, "heartbeat": 60.0, **limits}
-    return Service(group, base, tokenizer, folder, **named)
+    named: dict[str, Any] = {"name": NAME, "models": 4, "heartbeat": 60.0, **limits}
+    return Service(group, base, tokenizer, folder=folder, **named)
 
 
 def training(model: str, seq_id: int, data: Sequence[Given], loss: str = "cross_entropy", **more: Any) -> bytes:

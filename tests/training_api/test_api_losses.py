@@ -16,7 +16,8 @@ from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.sft import SFT
 from plaudit.batch import Batch
 from plaudit.learn.scorer import Scorer
-from plaudit.training_api.losses import LOSSES, LossOptions, batch_of, loss_of, options_of
+from plaudit.training_api.asked import options_of
+from plaudit.training_api.losses import LOSSES, batch_of, loss_of
 from plaudit.training_api.wire import Datum
 from plaudit.types import Role, Row
 
@@ -39,7 +40,7 @@ def datum(tokens: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> Datum
 
 
 def summed(batch: Batch, name: str, now: Tensor) -> Tensor:
-    return loss_of(name, LossOptions(), {})(Output(logprobs=now), batch)[0]
+    return loss_of(name, options_of(name, {}), {})(Output(logprobs=now), batch)[0]
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -114,8 +115,8 @@ def test_ppo_is_our_clipped_loss() -> None:
     ("loss", "given", "says"),
     [
         ("gspo", {}, "gspo.* is not served"),
-        ("ppo", {"beta": 0.1}, "beta.*ppo takes clip_low_threshold"),
-        ("cross_entropy", {"beta": 0.1}, "takes none"),
+        ("ppo", {"beta": 0.1}, "ppo has 'beta'.*clip_low_threshold"),
+        ("cross_entropy", {"beta": 0.1}, "cross_entropy has 'beta'.*none"),
         ("dro", {"beta": -1.0}, "beta=-1.0 must be at least 0"),
         ("dro", {"beta": "much"}, "beta=much must be a number"),
     ],

@@ -273,7 +273,28 @@ def test_a_model_of_a_save_that_does_not_fit_takes_no_place(do: Do) -> None:
         assert "no optimizer's state" in refused["error"]
         assert "error" not in await client.result("load_weights", body | {"model_seq_id": 2, "optimizer": False})
 
-    do(work, places=2)
+    do(work, models=2)
+
+
+def test_a_model_of_a_samplers_save_goes_on_after_a_restart(do: Do) -> None:
+    """Such a save has no optimizer's state to go on with."""
+    made: list[str] = []
+
+    async def first(client: Client) -> None:
+        name = await client.model()
+        saved = {"model_id": name, "seq_id": 1, "path": "x"}
+        path = (await client.result("save_weights_for_sampler", saved))["path"]
+        body = {"session_id": name.partition(":")[0], "model_seq_id": 1, "path": path, "optimizer": False}
+        made.append((await client.result("load_weights", body))["model_id"])
+        await client.step(made[0], 1)
+
+    async def second(client: Client) -> None:
+        await client.served.open()
+        await client.trained(made[0], 2, DATA)
+        assert (await client.step(made[0], 3))["metrics"]["steps_lost"] == 1
+
+    do(first)
+    do(second)
 
 
 def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:
@@ -294,7 +315,7 @@ def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:
     async def second(client: Client) -> None:
         said: list[str] = []
         client.served.say = said.append
-        await client.served.resume()
+        await client.served.open()
         assert f"{names[0]} goes on from tinker://{names[0]}/weights/one (step 1); 1 later steps are lost" in said
         assert f"{names[1]} goes on from its start, as it was never saved (step 0); 1 later steps are lost" in said
         gone = await client.sent("retrieve_future", {"request_id": f"{names[0]}:5"})
@@ -307,7 +328,7 @@ def test_a_killed_servers_models_go_on_from_their_last_save(do: Do) -> None:
 
     async def another(client: Client) -> None:
         client.served.name = "another"
-        await client.served.resume()
+        await client.served.open()
         assert not client.served.sessions.all
         refused = await client.sent("weights_info", {"tinker_path": f"tinker://{names[0]}/weights/one"})
         assert refused.status_code == 404 and f"no base model '{NAME}'" in refused.text
@@ -325,7 +346,7 @@ def test_a_session_that_is_finished_frees_its_places(do: Do) -> None:
         assert (await client.sent("session_heartbeat", {"session_id": session})).status_code == 410
         assert await client.model() != name
 
-    do(work, places=1)
+    do(work, models=1)
 
 
 def test_a_client_that_goes_away_frees_its_places(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +367,7 @@ def test_a_client_that_goes_away_frees_its_places(do: Do, monkeypatch: pytest.Mo
         assert late.status_code == 410 and "60 s after" in late.text
         assert not list(client.served.folder.glob(f"{name}/model.json")), "a later server does not go on with it"
 
-    do(work, places=1)
+    do(work, models=1)
 
 
 def test_a_loss_that_is_not_finite_adds_nothing(do: Do) -> None:

@@ -9,8 +9,9 @@ import pytest
 from calling import training
 
 from plaudit.training_api import wire
-from plaudit.training_api.losses import batch_of, options_of
-from plaudit.training_api.wire import WireError, read_request, sample_reply, training_reply
+from plaudit.training_api.asked import options_of
+from plaudit.training_api.losses import batch_of
+from plaudit.training_api.wire import read_request, sample_reply, training_reply
 from plaudit.types import Completion, Finish
 
 SENT = (  # ModelInput [5, 17, 30], target_tokens [17, 30, 9], weights [0, 1, 0.5]
@@ -36,7 +37,7 @@ def test_a_recorded_request_becomes_a_row_with_its_last_target() -> None:
 def test_padding_in_a_recorded_request_is_not_trained() -> None:
     message, data = read_request(base64.b64decode(CLIPPED))
     options = options_of(message.loss, {one.key: one.value.number for one in message.options})
-    assert (options.clip_low_threshold, options.clip_high_threshold) == (0.9, 1.2)
+    assert options == {"clip_low_threshold": 0.9, "clip_high_threshold": 1.2}
     batch = batch_of(data, message.loss, vocabulary=60, positions=128)
     assert batch.trainable.tolist() == [False, False, True, True], "the first target, 0, is not the next token, 17"
     assert batch.advantages is not None and batch.advantages.tolist() == [0, 0, 1, -0.5]
@@ -75,7 +76,7 @@ def test_replies_have_every_number() -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused(data: bytes, says: str) -> None:
-    with pytest.raises(WireError, match=says):
+    with pytest.raises(ValueError, match=says):
         read_request(data)
 
 
@@ -84,5 +85,5 @@ def test_images_and_sparse_tensors_are_refused() -> None:
     tensor = wire._new("Tensor", sparse=b"x", dtype=1)
     sparse = wire._new("Datum", inputs=[wire._new("Input", key="weights", value=tensor)])
     for datum, says in ((image, "image"), (sparse, "sparse")):
-        with pytest.raises(WireError, match=says):
+        with pytest.raises(ValueError, match=says):
             read_request(wire._new("Request", data=[datum]).SerializeToString())

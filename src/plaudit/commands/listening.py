@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,24 @@ def bounded_protocol() -> type:
     return type("BoundedProtocol", (Bounded, H11Protocol), {})
 
 
-def serve_http(app: Any, protocol: type, listening: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
+def serve_http(
+    app: Any,
+    protocol: type,
+    listening: socket.socket,
+    within: AbstractAsyncContextManager[None] = nullcontext(),  # noqa: B008 - it has no state
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds. `within` is entered
+    before any request and left after the last, in the event loop that answers them."""
     import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await within.__aenter__()
+            await super().startup(sockets)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            await within.__aexit__(None, None, None)
 
     config = uvicorn.Config(
         app,
@@ -79,7 +95,7 @@ def serve_http(app: Any, protocol: type, listening: socket.socket) -> None:
         limit_concurrency=OF_ALL,
         timeout_graceful_shutdown=5,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config).run(sockets=[listening])
 
 
 def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:

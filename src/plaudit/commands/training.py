@@ -6,6 +6,8 @@ checkpoint -> training_api/opening.py (the service) -> training_api/server.py (t
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,15 @@ from plaudit.support.paths import check_writable
 @click.option("--name", default="", help="Name by which clients ask for the model; default: its folder's.")
 @click.option("--models", type=click.IntRange(1), default=4, show_default=True, help="Most models in training at once.")
 @click.option("--heartbeat", type=click.FloatRange(30), default=120, help="Seconds until a silent session ends.")
+@click.argument("settings", nargs=-1)
 @traceback_option
-def serve_training(model: str, host: str, port: int, token_env: str, **options: Any) -> None:
-    """Let clients of Tinker's API train adapters of a model and sample from them (docs/training-api.md)."""
+def serve_training(model: str, host: str, port: int, token_env: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Let clients of Tinker's API train adapters of a model and sample from them (docs/training-api.md).
+
+    \b
+    plaudit serve-training runs/sft
+    plaudit serve-training runs/sft runtime=ray runtime.num_training_workers=2
+    """
     with plain_errors(options["folder"]):
         import torch
 
@@ -43,7 +51,16 @@ def serve_training(model: str, host: str, port: int, token_env: str, **options: 
         from plaudit.training_api.server import application
 
         torch.set_num_threads(options.pop("threads") or torch.get_num_threads())
-        service = opened(model, say=say, **options)
+        service = opened(model, settings, say=say, **options)
         app: Any = application(service, names=names, token=token)
-        say(f"serving {service.name} on {address_of(listening)}, {'with a' if token else 'without a'} key")
-        serve_http(app, bounded_protocol(), listening)
+
+        @asynccontextmanager
+        async def running() -> AsyncIterator[None]:
+            try:
+                await service.open()
+                say(f"serving {service.name} on {address_of(listening)}, {'with a' if token else 'without a'} key")
+                yield
+            finally:
+                service.group.close()
+
+        serve_http(app, bounded_protocol(), listening, running())

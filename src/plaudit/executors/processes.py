@@ -134,25 +134,25 @@ class JudgeProcess(Part, Judging):
 
 
 async def rollout_group(runtime: RayRuntime, recipe: Mapping[str, Any], name: str, **how: Any) -> Worker[RolloutWorker]:
-    """Start a rollout worker of several processes; `how` is as in `_worker_group`."""
+    """Start a rollout worker of several processes; `how` is as in `worker_group`."""
     from plaudit.runtime.ray_worker_group import GroupWorker
 
-    return GroupWorker(name, await _worker_group(runtime, RolloutProcess, recipe, name=name, **how))
+    return GroupWorker(name, await worker_group(runtime, RolloutProcess, recipe, name=name, **how))
 
 
 async def judge_worker(
     runtime: RayRuntime, recipe: Mapping[str, Any], reward: RewardSettings, *, patience: float, **how: Any
 ) -> Worker[Scores]:
-    """Start a judge, of one process or several; `patience` and `how` are as in `_worker_group`."""
+    """Start a judge, of one process or several; `patience` and `how` are as in `worker_group`."""
     from plaudit.runtime.ray_worker_group import Abreast
 
     if reward.tensor == 1:
         return await runtime.spawn(make_judge, recipe, reward.path, place=0, **how)
     how |= {"world": reward.tensor, "patience": patience}
-    return Abreast(how["name"], await _worker_group(runtime, JudgeProcess, recipe, reward.path, **how))
+    return Abreast(how["name"], await worker_group(runtime, JudgeProcess, recipe, reward.path, **how))
 
 
-async def _worker_group(
+async def worker_group(
     runtime: RayRuntime,
     kind: Callable[..., Kind],
     *arguments: Any,
@@ -172,15 +172,15 @@ async def _worker_group(
         for place, one in enumerate(names)
     ]
     try:
-        worker_group = RayWorkerGroup(await asyncio.gather(*started), patience=patience)
-        address = await worker_group.first.call(Part.address)
-        await worker_group.scatter(Part.build, [(address, n, world, patience) for n in range(world)], starts=True)
+        joined = RayWorkerGroup(await asyncio.gather(*started), patience=patience)
+        address = await joined.first.call(Part.address)
+        await joined.scatter(Part.build, [(address, n, world, patience) for n in range(world)], starts=True)
     except BaseException:
         for worker in runtime.workers:
             if worker.name in names:
                 worker.kill()
         raise
-    return worker_group
+    return joined
 
 
 def driven(worker: RayWorker[RolloutWorker]) -> Worker[RolloutWorker]:

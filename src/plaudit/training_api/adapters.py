@@ -13,24 +13,37 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.optim import Optimizer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
+from plaudit.learn.sharding import Placement, Whole
 from plaudit.models.decoder import Decoder
-from plaudit.models.lora import adapter_names, add_lora, load_lora, save_lora
+from plaudit.models.device import device_of
+from plaudit.models.load import load_model
+from plaudit.models.lora import adapter_names, add_lora, load_lora, peft_names, save_lora
 from plaudit.models.settings import LoraSettings
 from plaudit.support.paths import write_whole
-from plaudit.training_api.losses import LossOptions, loss_of
+from plaudit.training_api.losses import loss_of
 from plaudit.types import Role, Stats
 
 ALPHA = 32.0
 """Alpha of every adapter, as Tinker's."""
 OPTIMIZER, ABOUT = "optimizer.safetensors", "about.json"
 Computed = tuple[dict[int, Tensor], float]
+
+
+def base_model(path: str, *, device: str, dtype: str, **placed: Any) -> Decoder:
+    """Load a frozen base model; `placed` is as in `load_model`. Raises ValueError for one without a native decoder."""
+    base = load_model(path, device=device_of(device), dtype=getattr(torch, dtype), **placed)
+    if not isinstance(base, Decoder):
+        raise ValueError(f"{path} runs through transformers: give a model of a family that the native decoder computes")
+    return base.requires_grad_(False)
 
 
 def adapted(base: Decoder, rank: int, seed: int = 0) -> Decoder:
@@ -40,7 +53,7 @@ def adapted(base: Decoder, rank: int, seed: int = 0) -> Decoder:
 
 
 class Adapters:
-    """The adapters of `base` by name."""
+    """The adapters of `base` by name. All ranks must call each method, with its shard of a batch."""
 
     def __init__(self, base: Decoder, settings: LearnSettings):
         self.base, self.settings = base, settings
@@ -48,15 +61,20 @@ class Adapters:
         self._gradients: dict[str, dict[str, Tensor]] = {}
         """What an adapter's passes since its last step added up to."""
 
+    def placed(self, model: Decoder) -> Placement:
+        """Return the placement of an adapter's model among the ranks."""
+        return Whole(model)
+
     def create(self, name: str, rank: int, seed: int) -> None:
-        idle = OptimizerSettings(schedule="constant")
+        model = adapted(self.base, rank, seed)
         self._learners[name] = Learner(
-            adapted(self.base, rank, seed),
+            model,
             Role.POLICY,
-            loss_of("cross_entropy", LossOptions(), {}),
-            optimizer=idle,
+            loss_of("cross_entropy", {}, {}),
+            optimizer=OptimizerSettings(schedule="constant"),
             settings=self.settings,
             total_steps=1,
+            placement=self.placed(model),
         )
         self._gradients[name] = {}
 
@@ -64,13 +82,14 @@ class Adapters:
         self._learners.pop(name, None)
         self._gradients.pop(name, None)
 
-    def compute(self, batch: Batch, name: str, loss: str, options: LossOptions, train: bool) -> Computed:
-        """Compute a loss over the batch; with `train`, add its gradient to the adapter's. Return the log-probs of rows
-        by their number, (tokens,), and the loss. Raises ValueError, and adds nothing, if it is not finite."""
+    def compute(self, batch: Batch, name: str, loss: str, options: Mapping[str, float], train: bool) -> Computed:
+        """Compute a loss over the batch; with `train`, add its gradient to the adapter's. Return the log-probs of this
+        rank's rows by their number, (tokens,), and the loss over all ranks. Raises ValueError, and adds nothing, if it
+        is not finite."""
         learner, found = self._learners[name], dict[int, Tensor]()
         learner.loss = loss_of(loss, options, found)
         if not train:
-            return found, learner.evaluate(batch)[f"loss/{Role.POLICY}"]
+            return found, learner.placement.merge(learner.evaluate(batch))[f"loss/{Role.POLICY}"]
         stats = learner.prepare(batch, 0, 1.0)
         new = learner.optimizer.collected
         learner.optimizer.clear()
@@ -97,17 +116,24 @@ class Adapters:
         return {"gradient_norm": norm, "learning_rate": rate}
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return copies of an adapter's weights, by our names."""
-        model = self._learners[name].model
-        return {key: model.get_parameter(key).detach().clone() for key in adapter_names(model)}
+        """Return copies of an adapter's weights, by our names; {} on all ranks but one."""
+        learner = self._learners[name]
+        found = learner.placement.parameters(adapter_names(learner.model))
+        return {key: tensor.detach().to("cpu", copy=True) for key, tensor in found.items()}
 
     def save(self, name: str, folder: Path, about: Mapping[str, object], optimizer: bool) -> None:
-        """Write an adapter in peft's format, its optimizer's state if asked, and `about` it."""
+        """Write an adapter in peft's format, its optimizer's state if asked, and `about` it, on a disk that all ranks
+        have."""
         learner = self._learners[name]
-        save_lora(learner.model, folder, base=str(about["base_model"]))
+        tensors = learner.placement.parameters(peft_names(learner.model).values(), everyone=True)
+
+        def write() -> None:
+            save_lora(learner.model, folder, base=str(about["base_model"]), tensors=tensors)
+            write_whole(folder / ABOUT, json.dumps(about))
+
+        learner.placement.begin(write)
         if optimizer:
             learner.save(folder / OPTIMIZER)
-        write_whole(folder / ABOUT, json.dumps(about))
 
     def load(self, name: str, folder: Path, optimizer: bool) -> None:
         """Read what `save` wrote. Without `optimizer`, its state begins again."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from plaudit.rollout.settings import LEAST_TEMPERATURE
 from plaudit.support.fields import nearest, setting, shown, wrong
+from plaudit.training_api.losses import LOSSES
 from plaudit.training_api.samplers import Question
 from plaudit.types import Sampling
 
@@ -29,6 +30,12 @@ NUMBER: Field = (int, 1, {"least": 1, "most": LARGEST})
 CREATED: dict[str, Field] = {"session_id": TEXT, "model_seq_id": PLACE, "base_model": NAME, "optimizer_config": PART}
 TRAINED: dict[str, Field] = {"model_id": TEXT, "seq_id": NUMBER}
 SAMPLED: dict[str, Field] = {"session_id": TEXT, "sampling_session_seq_id": PLACE}
+
+
+CLIPS: dict[str, Field] = {
+    "clip_low_threshold": (float, 0.8, {"least": 0, "most": 1}),
+    "clip_high_threshold": (float, 1.2, {"least": 1}),
+}
 
 
 def _only(*values: Any) -> Field:
@@ -59,6 +66,11 @@ REQUESTS: Mapping[str, dict[str, Field]] = {
         "prompt_alt_tokens_k": _only(0),
         "record_stability_info": _only(False),
     },
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "ppo": CLIPS,
+    "cispo": CLIPS,
+    "dro": {"beta": (float, 0.05, {"least": 0})},
     "optimizer_config": {"type": _only("adamw")},
     "lora_config": {
         "rank": (int, 32, {"least": 1, "most": 256}),
@@ -84,7 +96,7 @@ REQUESTS: Mapping[str, dict[str, Field]] = {
         "top_p": (float, 1.0, {"above": 0, "most": 1}),
     },
 }
-"""Each request, and each part of one, with its fields: type, default, bounds."""
+"""Each request, each part of one, and the options of each loss, with their fields: type, default, bounds."""
 CLASSES = {
     name: make_dataclass(name, [(key, kind, setting(value, **rule)) for key, (kind, value, rule) in shape.items()])
     for name, shape in REQUESTS.items()
@@ -103,6 +115,13 @@ def read(name: str, body: Any) -> Any:
     if problems := wrong(found):
         raise ValueError(f"{name}: {'; '.join(problems)}")
     return found
+
+
+def options_of(loss: str, given: Mapping[str, float | str]) -> dict[str, float]:
+    """Return a loss's options. Raises ValueError for an unknown loss, option or value."""
+    if loss not in LOSSES:
+        raise ValueError(f"loss_fn={loss!r:.60} is not served{nearest(loss, LOSSES)}; there are {', '.join(LOSSES)}")
+    return dict(vars(read(loss, given)))
 
 
 def question_of(asked: Any, *, vocabulary: int, positions: int) -> Question:

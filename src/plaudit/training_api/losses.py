@@ -10,7 +10,7 @@ of `cross_entropy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,85 +19,56 @@ from torch import Tensor
 from plaudit.algorithms.base import LossFn, Output
 from plaudit.batch import Batch
 from plaudit.maths.losses import clipped_policy
-from plaudit.support.fields import nearest, setting, wrong
 from plaudit.training_api.wire import Array, Datum
 from plaudit.types import Stats
 
 
-@dataclass
-class LossOptions:
-    """A request's loss_fn_config."""
-
-    clip_low_threshold: float = setting(0.8, least=0, most=1)
-    clip_high_threshold: float = setting(1.2, least=1)
-    beta: float = setting(0.05, least=0)
-
-
-def cross_entropy(current: Tensor, part: Batch, options: LossOptions) -> Tensor:
+def cross_entropy(current: Tensor, part: Batch) -> Tensor:
     """-log p, (n,)."""
     return -current
 
 
-def importance_sampling(current: Tensor, part: Batch, options: LossOptions) -> Tensor:
+def importance_sampling(current: Tensor, part: Batch) -> Tensor:
     """-(p / q) A, (n,)."""
     return -(current - part.old).exp() * _advantages(part)
 
 
-def ppo(current: Tensor, part: Batch, options: LossOptions) -> Tensor:
+def ppo(current: Tensor, part: Batch, *, clip_low_threshold: float, clip_high_threshold: float) -> Tensor:
     """-min((p / q) A, clip(p / q, low, high) A), (n,)."""
-    low, high = 1 - options.clip_low_threshold, options.clip_high_threshold - 1
+    low, high = 1 - clip_low_threshold, clip_high_threshold - 1
     return clipped_policy(current - part.old, _advantages(part), low=low, high=high)
 
 
-def cispo(current: Tensor, part: Batch, options: LossOptions) -> Tensor:
+def cispo(current: Tensor, part: Batch, *, clip_low_threshold: float, clip_high_threshold: float) -> Tensor:
     """-clip(p / q, low, high) A log p, (n,), without a gradient through the ratio."""
-    ratio = (current - part.old).detach().exp().clamp(options.clip_low_threshold, options.clip_high_threshold)
+    ratio = (current - part.old).detach().exp().clamp(clip_low_threshold, clip_high_threshold)
     return -ratio * _advantages(part) * current
 
 
-def dro(current: Tensor, part: Batch, options: LossOptions) -> Tensor:
+def dro(current: Tensor, part: Batch, *, beta: float) -> Tensor:
     """-A log p + beta / 2 (log p - log q)^2, (n,). Richemond et al. 2024, https://arxiv.org/abs/2405.19107."""
-    return 0.5 * options.beta * (current - part.old).square() - _advantages(part) * current
+    return 0.5 * beta * (current - part.old).square() - _advantages(part) * current
 
 
-TokenLoss = Callable[[Tensor, Batch, LossOptions], Tensor]
-LOSSES: Mapping[str, tuple[TokenLoss, tuple[str, ...]]] = {
-    "cross_entropy": (cross_entropy, ()),
-    "importance_sampling": (importance_sampling, ()),
-    "ppo": (ppo, ("clip_low_threshold", "clip_high_threshold")),
-    "cispo": (cispo, ("clip_low_threshold", "clip_high_threshold")),
-    "dro": (dro, ("beta",)),
+LOSSES: Mapping[str, Callable[..., Tensor]] = {
+    one.__name__: one for one in (cross_entropy, importance_sampling, ppo, cispo, dro)
 }
-"""Each loss with its options."""
 COLUMNS = {"weights": "weight", "logprobs": "behaviour", "advantages": "advantages"}
 """Names of loss_fn_inputs, each with the batch's column."""
 TARGETS = "target_tokens"
 
 
-def loss_of(name: str, options: LossOptions, found: dict[int, Tensor]) -> LossFn:
+def loss_of(name: str, options: Mapping[str, float], found: dict[int, Tensor]) -> LossFn:
     """Return the loss. It stores the log-probs of each row, (tokens,), in `found` by the row's number in the batch."""
-    token_loss, _ = LOSSES[name]
+    token_loss = partial(LOSSES[name], **options)
 
     def loss(output: Output, part: Batch) -> tuple[Tensor, Stats]:
         assert output.logprobs is not None and part.weight is not None
         sizes = part.lengths.tolist()
         found.update(zip(part.group.tolist(), torch.split(output.logprobs.detach().cpu(), sizes), strict=True))
-        return (part.weight * token_loss(output.logprobs, part, options))[part.trainable].sum(), {}
+        return (part.weight * token_loss(output.logprobs, part))[part.trainable].sum(), {}
 
     return loss
-
-
-def options_of(loss: str, given: Mapping[str, float | str]) -> LossOptions:
-    """Return a request's options. Raises ValueError for an unknown loss, option or value."""
-    if loss not in LOSSES:
-        raise ValueError(f"loss_fn={loss!r:.60} is not served{nearest(loss, LOSSES)}; there are {', '.join(LOSSES)}")
-    known = LOSSES[loss][1]
-    if unknown := next((name for name in given if name not in known), None):
-        raise ValueError(f"loss_fn_config has {unknown!r:.60}; {loss} takes {', '.join(known) or 'none'}")
-    options = LossOptions(**given)  # type: ignore[arg-type]  # `wrong` checks the types
-    if problems := wrong(options):
-        raise ValueError(f"loss_fn_config: {'; '.join(problems)}")
-    return options
 
 
 def batch_of(data: Sequence[Datum], loss: str, *, vocabulary: int, positions: int) -> Batch:

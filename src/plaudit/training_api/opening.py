@@ -1,65 +1,63 @@
-"""Open a service on one learner in this process; a worker group of several would take its place here.
+"""Make a service: a learner in this process, or ranks of their own, and the base model to sample from.
 
-checkpoint -> base model, tokenizer, ThreadGroup[Adapters] -> Service, with the models of an earlier one
+checkpoint, settings -> base model, tokenizer, ThreadGroup or Ranks -> Service
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from plaudit.learn.settings import LearnSettings
-from plaudit.models.decoder import Decoder
-from plaudit.models.device import device_of
-from plaudit.models.load import load_model, load_tokenizer
-from plaudit.runtime.local import LocalWorkerGroup, do
-from plaudit.runtime.worker import Arguments, Kind_co, Result
+from plaudit.models.load import load_tokenizer
+from plaudit.models.mesh import Mesh, check_mesh
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.settings.recipes import load_tree
+from plaudit.support.fields import Section, check, leaves
 from plaudit.support.paths import at_home
-from plaudit.training_api.adapters import Adapters
-from plaudit.training_api.server import Service
+from plaudit.training_api.adapters import Adapters, base_model
+from plaudit.training_api.ranks import Ranks, ThreadGroup
+from plaudit.training_api.service import Service
+
+READ = ("kind", "address", "num_training_workers", "mesh", "resources_per_worker", "backend", "max_failures_per_hour")
+TIMEOUTS = ("start_timeout", "nodes_timeout", "collective_timeout", "heartbeat_timeout")
+KEYS = ("learn.micro_tokens", *(f"runtime.{key}" for key in (*READ, *TIMEOUTS)))
+"""Settings of runs that a service reads."""
 
 
-class ThreadGroup(LocalWorkerGroup[Kind_co]):
-    """One worker in this process, whose calls run in a thread, so that requests are answered meanwhile."""
+@dataclass
+class ServedSettings(Section):
+    """Settings of runs that a service may be given too."""
 
-    def __init__(self, worker: Kind_co):
-        super().__init__(worker)
-        self._thread = ThreadPoolExecutor(1)
+    learn: LearnSettings = field(default_factory=LearnSettings)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
-    async def scatter(
-        self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
-    ) -> list[Result]:
-        (mine,) = arguments
-        call = partial(do, self.worker, self.name, method.__name__, *mine)
-        return [await asyncio.get_running_loop().run_in_executor(self._thread, call)]
+    def contradictions(self) -> Iterator[str]:
+        pairs = zip(leaves(self), leaves(ServedSettings), strict=True)
+        unread = [one.key for one, default in pairs if one.value != default.value and one.key not in KEYS]
+        unread += [f"runtime.mesh.{axis}" for axis in self.runtime.mesh if axis not in ("data", "tensor")]
+        yield from (f"{key} is not read by serve-training; it reads {', '.join(KEYS)}" for key in unread)
+        yield from (f"runtime.{problem}" for problem in self.runtime.unread(replays=False))
 
 
 def opened(
     model: str,
+    words: Sequence[str],
     *,
     device: str,
     dtype: str,
-    folder: Path,
     name: str,
-    models: int,
-    heartbeat: float,
     say: Callable[[str], None],
+    **options: Any,
 ) -> Service:
-    """Return the service, with the options of the command. Raises ValueError for a model without a native decoder."""
-    base = load_model(model, device=device_of(device), dtype=getattr(torch, dtype))
-    if not isinstance(base, Decoder):
-        raise ValueError(
-            f"{model} runs through transformers: give a model of a family that the native decoder computes"
-        )
-    group = ThreadGroup(Adapters(base.requires_grad_(False), LearnSettings(precision=dtype)))
-    named = name or at_home(model).resolve().name
-    limits: dict[str, Any] = {"places": models, "heartbeat": heartbeat}
-    service = Service(group, base, load_tokenizer(model), folder, name=named, say=say, **limits)
-    asyncio.run(service.resume())
-    return service
+    """Return the service: settings as `key=value`, and the options of the command. Raises ValueError."""
+    settings = load_tree(ServedSettings, {}, words)
+    check(settings)
+    base = base_model(model, device=device, dtype=dtype)
+    learn, runtime = replace(settings.learn, precision=dtype), settings.runtime
+    check_mesh(base.config, Mesh(**runtime.axes))
+    local = runtime.kind == "local"
+    group = ThreadGroup(Adapters(base, learn)) if local else Ranks(model, device, learn, runtime, say)
+    name = name or at_home(model).resolve().name
+    return Service(group, base, load_tokenizer(model), name=name, say=say, **options)

@@ -50,6 +50,8 @@ class Model:
     saved: str = ""
     """Path of the last save, or of the one that it was loaded from; "" if there is none."""
     saved_steps: int = 0
+    optimizer: bool = True
+    """True if it goes on with the optimizer's state of that save."""
     lost: int = 0
     """Steps that restarts of the server lost, until the client was told."""
     last: int = 0

@@ -46,10 +46,6 @@ STOP, LENGTH = 0, 1
 RECORD = "ArrayRecord"
 
 
-class WireError(ValueError):
-    """A request that is no message of this API, or that has what is not served."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
     """A sequence with what its loss reads, one entry a token of `tokens`: entry i is about the token after it."""
@@ -59,28 +55,28 @@ class Datum:
 
 
 def read_request(body: bytes) -> tuple[Any, list[Datum]]:
-    """Read the body of a training request. Return the "Request" of SCHEMA, and its data. Raises WireError."""
+    """Read the body of a training request. Return the "Request" of SCHEMA, and its data. Raises ValueError."""
     message = _new("Request")
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise WireError(f"the body is no ForwardBackwardRequest: {error!s:.100}") from None
+        raise ValueError(f"the body is no ForwardBackwardRequest: {error!s:.100}") from None
     return message, [_datum(one, f"data[{place}]") for place, one in enumerate(message.data)]
 
 
 def _datum(message: Any, where: str) -> Datum:
     if any(chunk.image or chunk.audio for chunk in message.chunks):
-        raise WireError(f"{where} has an image or audio: only chunks of tokens are served")
+        raise ValueError(f"{where} has an image or audio: only chunks of tokens are served")
     tokens = _array(b"".join(chunk.text.tokens for chunk in message.chunks), np.int32, f"{where}.model_input")
     inputs = {}
     for one in message.inputs:
         name, tensor = f"{where}.loss_fn_inputs[{one.key!r:.60}]", one.value
         if tensor.sparse or tensor.dtype not in DTYPES:
-            raise WireError(f"{name} is sparse or of an unknown dtype: give a dense tensor of float32 or int64")
+            raise ValueError(f"{name} is sparse or of an unknown dtype: give a dense tensor of float32 or int64")
         found = _array(tensor.dense, DTYPES[tensor.dtype], name)
         if len(found) != len(tokens) or len(tensor.shape) > 1:
             shape = list(tensor.shape) or [len(found)]
-            raise WireError(
+            raise ValueError(
                 f"{name} has shape {shape!s:.60}, but needs an entry a token of model_input: [{len(tokens)}]"
             )
         inputs[one.key] = found
@@ -89,7 +85,7 @@ def _datum(message: Any, where: str) -> Datum:
 
 def _array(data: bytes, dtype: type[Any], name: str) -> Array:
     if len(data) % np.dtype(dtype).itemsize:
-        raise WireError(f"{name} has {len(data)} bytes, which are no whole numbers of {np.dtype(dtype)}")
+        raise ValueError(f"{name} has {len(data)} bytes, which are no whole numbers of {np.dtype(dtype)}")
     return np.frombuffer(data, dtype)
 
 
