@@ -52,12 +52,12 @@ test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how 
 	@npm install --silent --no-save --prefix .cache/axe axe-core@4.14.1
 	@scripts/with.sh $(BIN)/python .venv-page "playwright==1.65.2" tests/monitor/test_browser.py $(ARGS)
 
-test-trackers: $(STAMP) ## Test trackers, notebooks, Ray Serve, S3, environments and openai with their own libraries, apart from .venv
+test-trackers: $(STAMP) ## Test trackers, notebooks, Ray Serve, S3, environments, openai and tinker with their own libraries, apart from .venv
 	@scripts/with.sh $(BIN)/python .venv-trackers \
 	  "wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 nbclient ipykernel reasoning-gym==0.1.25 openai==3.57.0 \
 	  textarena==0.7.4 gymnasium==1.4.0 openenv==0.10.0 renderers==0.1.12 ray[default,serve]==2.60.0 \
-	  s3fs moto==5.2.5 flask flask-cors" \
-	  tests/monitor/test_sinks.py tests/monitor/test_ray_metrics.py tests/rewards/test_ray_serve.py tests/monitor/test_notebook.py tests/support/test_gym.py tests/environments/test_agents.py tests/adapters \
+	  s3fs moto==5.2.5 flask flask-cors tinker==0.38.0" \
+	  tests/monitor/test_sinks.py tests/monitor/test_ray_metrics.py tests/rewards/test_ray_serve.py tests/monitor/test_notebook.py tests/support/test_gym.py tests/environments/test_agents.py tests/adapters tests/training_api/test_real_client.py \
 	  tests/support/test_address.py tests/loop/test_copies.py tests/runs/test_copied_runs.py "tests/runs/test_ranks_copy.py::test_another_machine_goes_on_after_a_killed_driver[s3]" $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
