@@ -110,7 +110,7 @@ ROOMS = {
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
     "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
     "training_api": (
-        1480,
+        1510,
         "`plaudit serve-training`: Tinker's API over the learner and the engine; ranks on Ray (145) (optional)",
     ),
     "runs": (1905, "a run from settings to folder, pipelines, records; objects of a caller (290) and rows (155)"),

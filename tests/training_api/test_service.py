@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 from plaudit.compute.context import Packed
 from plaudit.learn.scorer import Scorer
 from plaudit.models.decoder import Decoder
-from plaudit.training_api import sessions
+from plaudit.training_api import service, sessions
 from plaudit.training_api.adapters import adapted
 
 
@@ -183,6 +185,30 @@ def test_a_session_keeps_the_samplers_that_it_uses(do: Do, monkeypatch: pytest.M
 
 
 ASKED = {"prompt": {"chunks": [{"tokens": PROMPT}]}, "sampling_params": {}}
+
+
+def test_only_the_engine_in_use_takes_memory(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are cycles of references, and new ones are made faster than Python collects them by itself."""
+    freed: list[bool] = []
+    monkeypatch.setattr(service, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(service, "give_back_memory", lambda: freed.append(True))
+
+    async def work(client: Client) -> None:
+        session, engines = (await client.told("create_session", {}))["session_id"], []
+        for number in range(3):
+            body = {"session_id": session, "sampling_session_seq_id": number, "base_model": NAME}
+            key = (await client.told("create_sampling_session", body))["sampling_session_id"]
+            await sampled(client, key, 0)
+            engines += [weakref.ref(one) for one in client.served._last._engines.values()]
+        assert [one() is None for one in engines] == [True, True, False]
+        await asyncio.sleep(0.1)
+        assert freed
+
+    gc.disable()
+    try:
+        do(work)
+    finally:
+        gc.enable()
 
 
 def test_prompts_that_wait_are_scored_together(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:

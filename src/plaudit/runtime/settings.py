@@ -32,6 +32,7 @@ OF_RAY = (
     "max_failures_per_hour",
 )
 """Settings that only runtime=ray reads."""
+NO_RAY = "runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder"
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory only. Take nccl, or runtime.strategy=replicate"

@@ -13,7 +13,7 @@ from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, unfed
 from plaudit.models.settings import ModelSettings
-from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, SERVER, TRAIN
+from plaudit.runtime.settings import GENERATE, NO_RAY, ROLLOUT_TENSOR, SERVER, TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.paths import is_here
@@ -267,7 +267,7 @@ def _about_runtime(s: Settings) -> Iterator[str]:
     if s.runtime.offloaded and s.device == "cpu":
         yield "runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda"
     if s.runtime.kind == "ray" and not _installed("ray"):
-        yield "runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder"
+        yield NO_RAY
     if s.runtime.strategy == SERVER and s.reference.ema:
         yield f"reference.ema={s.reference.ema}: workers that come later have no moving reference: set 0"
     if s.runtime.strategy == SERVER and s.runtime.placement:

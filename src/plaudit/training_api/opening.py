@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from plaudit.learn.settings import LearnSettings
 from plaudit.models.load import load_tokenizer
 from plaudit.models.mesh import Mesh, check_mesh
-from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.settings import NO_RAY, RuntimeSettings
 from plaudit.settings.recipes import load_tree
 from plaudit.support.fields import Section, check, leaves
 from plaudit.support.paths import at_home
@@ -30,7 +32,8 @@ KEYS = ("learn.micro_tokens", *(f"runtime.{key}" for key in (*READ, *TIMEOUTS)))
 class ServedSettings(Section):
     """Settings of runs that a service may be given too."""
 
-    learn: LearnSettings = field(default_factory=LearnSettings)
+    learn: LearnSettings = field(default_factory=partial(LearnSettings, micro_tokens=2048))
+    """On a CPU as fast as the default of runs, in a third of the memory."""
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
     def contradictions(self) -> Iterator[str]:
@@ -39,6 +42,8 @@ class ServedSettings(Section):
         unread += [f"runtime.mesh.{axis}" for axis in self.runtime.mesh if axis not in ("data", "tensor")]
         yield from (f"{key} is not read by serve-training; it reads {', '.join(KEYS)}" for key in unread)
         yield from (f"runtime.{problem}" for problem in self.runtime.unread(replays=False))
+        if self.runtime.kind == "ray" and find_spec("ray") is None:
+            yield NO_RAY
 
 
 def opened(

@@ -5,6 +5,7 @@ Question -> Sampler: scored (the prompt's log-probs), an engine for each set of 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,5 +89,8 @@ class Sampler:
             found.append(column.numpy())
 
     def rest(self) -> None:
-        """Drop the engines that are idle: each holds packed weights and a cache."""
+        """Drop the engines that are idle, and their memory: each holds packed weights and a cache."""
+        before = len(self._engines)
         self._engines = {ends: engine for ends, engine in self._engines.items() if engine.busy}
+        if len(self._engines) < before:
+            gc.collect()  # an engine and its queue refer to each other

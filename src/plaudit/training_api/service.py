@@ -13,6 +13,7 @@ import secrets
 import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.files import read_json
 from plaudit.models.lora import load_lora
 from plaudit.rollout.accepted import take_weights
+from plaudit.runtime.memory import give_back_memory
 from plaudit.runtime.worker import WorkerLost
 from plaudit.support.fields import nearest
 from plaudit.training_api.adapters import ABOUT, Adapters
@@ -34,6 +36,8 @@ from plaudit.training_api.wire import read_request, sample_reply, training_reply
 
 SAVES = 1000
 """Most saves of a model."""
+IDLE_SECONDS = 10.0
+"""Seconds without work after which freed memory goes back to the system."""
 TRAINING, SAMPLING = "weights", "sampler_weights"
 NAME = r"[\w-][\w.-]{0,127}"
 SAVE = re.compile(rf"tinker://([0-9a-f]{{32}}:train:\d{{1,9}})/({TRAINING}|{SAMPLING})/({NAME})", re.ASCII)
@@ -65,6 +69,8 @@ class Service:
         self._last = self._sampler()
         self._dropping: dict[str, asyncio.Task[Any]] = {}
         self._losses = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._idle: asyncio.TimerHandle | None = None
 
     def _ended(self, model: Model) -> None:
         self.say(f"{model.id} goes: its session has ended")
@@ -82,8 +88,21 @@ class Service:
                 except WorkerLost as lost:
                     await self._again(lost)
                     raise ApiError(f"{lost}. {LOST}", 503) from lost
+                finally:
+                    self._worked()
 
         return asyncio.create_task(turn())
+
+    def _worked(self) -> None:
+        """Give freed memory back if no call ends for IDLE_SECONDS, and none is in its turn then."""
+
+        def idle() -> None:
+            if not self._turns[""].locked():
+                give_back_memory()
+
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, idle)
 
     def _check(self, name: str | None, optimizer: Any = None) -> None:
         """Raise ValueError for another base model or optimizer than those that are served."""
@@ -316,10 +335,12 @@ class Service:
             answers = await sampler.answers(asked)
             if sampler is not self._last:
                 sampler.rest()
+            self._worked()
             return sample_reply(answers, scores)
 
         request = self.sessions.begin(f"{key}:{one.seq_id}", lambda: asyncio.ensure_future(work()))
         return {"request_id": request, "sample_sequence_ids": [f"{request}:{n}" for n in range(asked.count)]}
 
     def _scoring(self, call: Callable[[], None]) -> Awaitable[None]:
-        return self._turn("scores", lambda: asyncio.to_thread(call))
+        loop = asyncio.get_running_loop()
+        return self._turn("scores", lambda: loop.run_in_executor(self._thread, call))
