@@ -86,11 +86,17 @@ def test_several_ranks_compute_what_one_computes(words: Any, tmp_path: Path, ran
         assert (mine - theirs).abs().max() <= 1e-6 * max(1.0, theirs.abs().max()), key
 
 
+def kill_one(client: Client) -> None:
+    group = client.served.group
+    assert isinstance(group, Ranks) and group._ranks is not None
+    os.kill(group._ranks.workers[1].pid, signal.SIGKILL)
+
+
 def test_models_go_on_after_a_rank_is_lost(words: Any, tmp_path: Path) -> None:
     said: list[str] = []
 
     async def work() -> None:
-        async with client(words, tmp_path, "runtime=ray", TWO, said=said) as one:
+        async with client(words, tmp_path, "runtime=ray", TWO, "runtime.max_failures_per_hour=1", said=said) as one:
             saved, never = await one.model(), await one.model(seed=9)
             for name in (saved, never):
                 await one.trained(name, 1, DATA)
@@ -98,9 +104,7 @@ def test_models_go_on_after_a_rank_is_lost(words: Any, tmp_path: Path) -> None:
             path = (await one.result("save_weights", {"model_id": saved, "seq_id": 3, "path": "one"}))["path"]
             expected = loss_of(await one.trained(saved, 4, DATA))
             await one.step(saved, 5)
-            group = one.served.group
-            assert isinstance(group, Ranks) and group._ranks is not None
-            os.kill(group._ranks.workers[1].pid, signal.SIGKILL)
+            kill_one(one)
             both = await asyncio.gather(one.trained(saved, 6, DATA), one.step(saved, 7))
             assert all(told["category"] == "server" and "last save" in told["error"] for told in both)
             assert "training rank" in both[0]["error"]
@@ -110,6 +114,10 @@ def test_models_go_on_after_a_rank_is_lost(words: Any, tmp_path: Path) -> None:
             assert (await one.step(never, 3))["metrics"]["steps_lost"] == 1
             assert f"{saved} goes on from {path} (step 1); 1 later steps are lost" in said
             assert f"{never} goes on from its start, as it was never saved (step 0); 1 later steps are lost" in said
+            kill_one(one)
+            for number in (11, 12):
+                told = await one.trained(saved, number, DATA)
+                assert told["category"] == "server" and "max_failures_per_hour=1" in told["error"]
 
     asyncio.run(work())
 

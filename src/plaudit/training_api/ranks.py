@@ -122,7 +122,7 @@ class Ranks(WorkerGroup[Adapters]):
                 cluster,
                 AdapterRank,
                 *self.arguments,
-                name="training rank",
+                name="training ranks",
                 world=runtime.ranks,
                 group=group,
                 threads=max(1, int(bundles[0]["CPU"])),

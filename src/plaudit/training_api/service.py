@@ -87,7 +87,7 @@ class Service:
                     return await call()
                 except WorkerLost as lost:
                     await self._again(lost)
-                    raise ApiError(f"{lost}. {LOST}", 503) from lost
+                    raise ApiError(f"{lost}; {LOST}", 503) from lost
                 finally:
                     self._worked()
 
