@@ -123,7 +123,7 @@ ROOMS = {
         "check (615), layout (150), profile (630), costs (640), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
-        2480,
+        2465,
         "the command line; export (60), pretrained (70), beside a run (80), connections, `init`, `serve` (130 each)",
     ),
 }
