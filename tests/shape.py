@@ -97,8 +97,8 @@ ROOMS = {
     ),
     "settings": (1095, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2890,
-        "who does the work, here and on Ray; generation (60), publishing, groups (425), rewards, copies of ranks (215)",
+        2960,
+        "who does the work, here and on Ray; generation (60), publishing, groups (490), rewards, copies of ranks (215)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
     "interchange": (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plaudit.executors.together import arrangement, joined, levels, split, where
+from plaudit.executors.together import Located, arrangement, joined, levels, on, split, where
 from plaudit.runtime.resources import Resources
 from plaudit.runtime.settings import RuntimeSettings
 
@@ -64,10 +64,47 @@ def test_a_bundle_is_the_sum_of_its_ranks_in_rays_unit() -> None:
     assert joined([{"CPU": 0.1}] * 3, [(0, 1, 2)]) == [{"CPU": 0.3}], "not 0.30000000000000004"
 
 
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
 def test_where_ranks_are_is_said_and_those_apart_are_counted() -> None:
-    a, b = "a" * 32, "b" * 32
-    assert (
-        where("training", [a, a, b, b, a])
-        == "training ranks 0-1 on node aaaaaaaa, 2-3 on node bbbbbbbb, 4 on node aaaaaaaa"
+    assert on([A, A]) == "node aaaaaaaa"
+    assert on([A, B, A]) == "nodes aaaaaaaa and bbbbbbbb"
+    assert where("training ranks", {0: "A", 1: "A", 2: "B", 3: "B", 4: "A", 6: "A"}) == (
+        "training ranks 0-1 on A, 2-3 on B, 4 on A, 6 on A"
     )
-    assert (split(2, [a, a, b, b]), split(2, [a, a, a, b]), split(1, [a, b]), split(4, [a, a, b, b])) == (0, 1, 0, 1)
+    assert (split(2, [A, A, B, B]), split(2, [A, A, A, B]), split(1, [A, B]), split(4, [A, A, B, B])) == (0, 1, 0, 1)
+
+
+def test_workers_of_several_processes_are_located_once_and_where_they_move() -> None:
+    said: list[str] = []
+    bundles: list[Resources] = [{"CPU": 2.0}] * 2
+    located = Located("rollout workers", "runtime.mesh: rollout_tensor", 3, bundles, "runtime.key", said.append)
+    located.started(2, [A, A])
+    located.started(0, [A, A])
+    assert said == [], "the first three are said together"
+    located.started(1, [A, B])
+    place, warning = said
+    assert place == "rollout workers 0 on node aaaaaaaa, 1 on nodes aaaaaaaa and bbbbbbbb, 2 on node aaaaaaaa"
+    assert warning.startswith("1 of 3 groups of 2 processes of rollout workers that compute each row together")
+    assert "runtime.mesh: rollout_tensor" in warning
+    assert "A group needs 4 CPU on one node: reserve less (runtime.key)" in warning
+    located.started(1, [A, B])
+    assert len(said) == 2, "a replacement in its place is where it was"
+    for nodes in ([B, C], [A, C]):
+        located.started(1, nodes)
+    moved, divided, again = said[2:]
+    assert (moved, again) == (
+        "rollout workers 1 on nodes bbbbbbbb and cccccccc",
+        "rollout workers 1 on nodes aaaaaaaa and cccccccc",
+    )
+    assert divided.startswith("1 of 1 groups of 2 processes of rollout workers"), "said once"
+
+
+def test_nothing_is_said_of_one_node_until_a_worker_leaves_it() -> None:
+    said: list[str] = []
+    located = Located("rewards.0 judges", "rewards.0.tensor", 1, [{"CPU": 1.0}] * 2, "rewards.0.resources", said.append)
+    located.started(0, [A, A])
+    assert said == []
+    located.started(0, [B, B])
+    assert said == ["rewards.0 judges 0 on node bbbbbbbb"]

@@ -85,6 +85,45 @@ def test_a_group_is_divided_when_the_only_node_for_it_is_lost(make_recipe: Recip
     assert done.metrics[-1]["step"] == 4
 
 
+def test_rollout_workers_and_judges_are_where_it_is_said(make_recipe: Recipe, judge: Path, tmp_path: Path) -> None:
+    """A rollout worker of two processes loses its node, the only one that holds both; a judge never fits on one."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
+    large = cluster.add_node(num_cpus=2, **NODE)
+    for more in ({"apart": 1, "rank": 1}, {"apart": 1}):
+        cluster.add_node(num_cpus=1, resources=more, **NODE)
+
+    async def lose(moment: Any) -> dict[str, float]:
+        if moment.progress.step == 1 and large in cluster.list_all_nodes():
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, **NODE)
+            cluster.remove_node(large, allow_graceful=False)
+        return {}
+
+    runtime: dict[str, Any] = {"address": cluster.address, "heartbeat_timeout": 3, "start_timeout": 120}
+    runtime |= {"kind": "ray", "mesh": {"rollout_tensor": 2}, "resources_per_worker": {"CPU": 0.1, "rank": 1}}
+    runtime |= {"resources_per_rollout_worker": {"CPU": 1}, "max_failures_per_hour": -1}
+    asked = {"kind": "judge", "path": str(judge), "workers": 1, "tensor": 2, "resources": {"CPU": 0.1, "apart": 1}}
+    recipe = make_recipe("grpo", tmp_path, runtime=runtime, rewards=[asked], train={"steps": 4})
+    try:
+        done = run(load_settings(recipe), hooks=[lose])
+    finally:
+        cluster.shutdown()
+    assert done.metrics[-1]["step"] == 4
+    said = (done.folder / "log.txt").read_text()
+    assert re.search(r"rewards\.0 judges 0 on nodes \w{8} and \w{8}\n", said)
+    (warning,) = re.findall(r".*groups of 2 processes of rewards\.0 judges.*", said)
+    assert "rewards.0.tensor" in warning
+    assert "A group needs 0.2 CPU, 2 apart on one node: reserve less (rewards.0.resources)" in warning
+    begun, lost, after = said.partition("lost rollout worker 0")
+    assert lost
+    assert "processes of rollout workers" not in begun
+    assert re.search(r"rollout workers 0 on nodes \w{8} and \w{8}\n", after)
+    (warning,) = re.findall(r".*1 of 1 groups of 2 processes of rollout workers.*", after)
+    assert "A group needs 2 CPU on one node: reserve less (runtime.resources_per_rollout_worker)" in warning
+
+
 def test_a_judge_is_where_a_gpu_is(cluster: Any, make_recipe: Recipe, judge: Path, tmp_path: Path) -> None:
     """A node that says that it has one: torch finds none anywhere here, so everything computes on CPUs."""
     with_gpu = cluster.add_node(num_cpus=1, num_gpus=1, **NODE)

@@ -11,16 +11,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plaudit.executors.inside import InProcess
 from plaudit.executors.processes import driven, make_rollout_worker, rollout_group
 from plaudit.executors.ranks import RankGroups
 from plaudit.executors.scoring import stays
+from plaudit.executors.together import Located
 from plaudit.executors.trainer import RankProcess
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.settings import ROLLOUT_TENSOR
 from plaudit.runtime.worker import Failures, Worker
 from plaudit.settings.tree import Settings
 from plaudit.types.distant import LARGE
@@ -108,6 +111,8 @@ class Apart(Generation):
         together = {name: amount * self.width for name, amount in bundle.items()}
         self.worker_bundles = [together] if self.drives else [bundle] * self.width
         self.bundles, self.threads = self.worker_bundles * self.count, self.ranks.threads(bundle)
+        axes, key = f"runtime.mesh: {ROLLOUT_TENSOR}", "runtime.resources_per_rollout_worker"
+        self.located = Located("rollout workers", axes, self.count, self.worker_bundles, key, self.say)
         gpus = all(one.get("GPU", 0.0) >= 1 for one in (self.ranks.bundles[0], bundle))
         self.transport = transport_of(self.settings.runtime, gpus=gpus and self.settings.device != "cpu")
 
@@ -117,8 +122,9 @@ class Apart(Generation):
         key, bundles = ("rollout", number), self.worker_bundles
         how = await self.room(f"rollout worker {number}", key, bundles, in_time=in_time) | {"threads": self.threads}
         if self.width > 1 and not self.drives:
-            patience = self.settings.runtime.collective_timeout
-            return await rollout_group(self.runtime, self.recipe, world=self.width, patience=patience, **how)
+            how |= {"patience": self.settings.runtime.collective_timeout}
+            how |= {"placed": partial(self.located.started, number)}
+            return await rollout_group(self.runtime, self.recipe, world=self.width, **how)
         worker = await self.runtime.spawn(make_rollout_worker, self.recipe, place=0, say=self.say, **how)
         return driven(worker) if self.drives else worker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -141,14 +141,20 @@ async def rollout_group(runtime: RayRuntime, recipe: Mapping[str, Any], name: st
 
 
 async def judge_worker(
-    runtime: RayRuntime, recipe: Mapping[str, Any], reward: RewardSettings, *, patience: float, **how: Any
+    runtime: RayRuntime,
+    recipe: Mapping[str, Any],
+    reward: RewardSettings,
+    *,
+    patience: float,
+    placed: Callable[[Sequence[str]], None],
+    **how: Any,
 ) -> Worker[Scores]:
-    """Start a judge, of one process or several; `patience` and `how` are as in `worker_group`."""
+    """Start a judge, of one process or several; `patience`, `placed` and `how` are as in `worker_group`."""
     from plaudit.runtime.ray_worker_group import Abreast
 
     if reward.tensor == 1:
         return await runtime.spawn(make_judge, recipe, reward.path, place=0, **how)
-    how |= {"world": reward.tensor, "patience": patience}
+    how |= {"world": reward.tensor, "patience": patience, "placed": placed}
     return Abreast(how["name"], await worker_group(runtime, JudgeProcess, recipe, reward.path, **how))
 
 
@@ -161,9 +167,10 @@ async def worker_group(
     group: Any,
     threads: int,
     patience: float,
+    placed: Callable[[Sequence[str]], None],
 ) -> RayWorkerGroup[Kind]:
     """Start `world` processes, one in each bundle of the placement group, and let them join. `patience`: seconds that
-    they wait for each other."""
+    they wait for each other. `placed` is given the node of each."""
     from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
     names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, world))]
@@ -180,6 +187,7 @@ async def worker_group(
             if worker.name in names:
                 worker.kill()
         raise
+    placed([worker.node for worker in joined.workers])
     return joined
 
 

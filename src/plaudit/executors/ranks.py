@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plaudit.executors.base import Plan
 from plaudit.executors.collected import spread
 from plaudit.executors.inside import SamplingRank
-from plaudit.executors.together import Ranks, arrangement, joined, levels, split, where
+from plaudit.executors.together import Ranks, arrangement, divided, joined, levels, on, where
 from plaudit.executors.trainer import RankProcess
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.resources import Resources, reserved, shown
+from plaudit.runtime.resources import Resources, reserved
 from plaudit.runtime.settings import TRAIN, RuntimeSettings
 from plaudit.runtime.worker import reason_of
 from plaudit.settings.tree import Settings, to_plain
@@ -112,17 +112,12 @@ class RankGroups:
         """Yield where the ranks are, if on several nodes, and a warning if ranks of one row are."""
         first = 0
         for ranks, worker_group in zip(self.rank_groups, self.worker_groups, strict=True):
-            nodes, width = [worker.node for worker in worker_group.workers], ranks.runtime.width
+            nodes, own = [worker.node for worker in worker_group.workers], self.bundles[first:][: ranks.runtime.width]
+            what, key = f"{ranks.name} ranks", "runtime.resources_per_worker"
             if len({*nodes}) > 1:
-                yield where(ranks.name, nodes)
-            if count := split(width, nodes):
-                room = shown(joined(self.bundles, [tuple(range(first, first + width))])[0])
-                yield (
-                    f"{count} of {len(nodes) // width} groups of {width} {ranks.name} ranks that compute each row "
-                    "together (runtime.mesh: tensor, context) are on several nodes, and each layer waits for the "
-                    f"network. A group needs {room} on one node: reserve less (runtime.resources_per_worker), or use "
-                    "larger nodes"
-                )
+                yield where(what, {rank: on([node]) for rank, node in enumerate(nodes)})
+            if warning := divided(what, "runtime.mesh: tensor, context", nodes, own, key):
+                yield warning
             first += ranks.runtime.ranks
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plaudit.environments.agents import world_of
 from plaudit.environments.workers import EnvironmentProcess, EnvironmentWorkers
 from plaudit.executors.processes import judge_worker
+from plaudit.executors.together import Located
 from plaudit.rewards.base import Reward
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import function_reward
@@ -152,18 +153,22 @@ class Scoring:
         """Return a reward's judge processes; later calls return the same. The first call begins to start them: after
         ranks and rollout workers, which get resources first, and while the first answers are sampled."""
         if (which := self._which(reward)) not in self._judges:
-            self._judges[which] = JudgeWorkers(partial(self._judge, which, reward), reward.workers, **self._how)
+            key, bundles = f"rewards.{which}", [reserved(reward.resources, self.share)] * reward.tensor
+            said = f"{key} judges", f"{key}.tensor", reward.workers, bundles, f"{key}.resources"
+            start = partial(self._judge, which, reward, Located(*said, self._how["say"]))
+            self._judges[which] = JudgeWorkers(start, reward.workers, **self._how)
             self._judges[which].open()
         return self._judges[which]
 
     def _which(self, reward: RewardSettings) -> int:
         return next((number for number, one in enumerate(self.settings.rewards) if one is reward), -1)
 
-    async def _judge(self, which: int, reward: RewardSettings, number: int) -> Worker[Scores]:
-        name, bundle = f"judge {number} ({Path(reward.path).name})", reserved(reward.resources, self.share)
-        there = await self._room(name, (f"judge {which}", number), [bundle] * reward.tensor)
+    async def _judge(self, which: int, reward: RewardSettings, located: Located, number: int) -> Worker[Scores]:
+        name = f"judge {number} ({Path(reward.path).name})"
+        there = await self._room(name, (f"judge {which}", number), located.bundles)
         recipe, patience = to_plain(self.settings) | {"resume": None}, self.settings.runtime.collective_timeout
-        return await judge_worker(self.runtime, recipe, reward, patience=patience, **there)
+        placed = partial(located.started, number)
+        return await judge_worker(self.runtime, recipe, reward, patience=patience, placed=placed, **there)
 
     async def _function(
         self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int

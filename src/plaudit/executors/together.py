@@ -8,9 +8,10 @@ Left out: reserving the bundles (`ranks.py`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from plaudit.runtime.resources import Resources, added, packed
+from plaudit.runtime.resources import Resources, added, packed, shown
 from plaudit.runtime.settings import RuntimeSettings
 
 Ranks = tuple[int, ...]
@@ -56,26 +57,76 @@ def arrangement(
     return whole(())
 
 
-def joined(bundles: Sequence[Mapping[str, float]], parts: Sequence[Ranks]) -> list[Resources]:
+def joined(bundles: Sequence[Mapping[str, float]], parts: Sequence[Sequence[int]]) -> list[Resources]:
     """Return the sum of the ranks' bundles in each part, in Ray's unit of 1/10,000."""
     sums = (added([dict(bundles[rank]) for rank in part]) for part in parts)
     return [{name: round(amount, 4) for name, amount in one.items()} for one in sums]
 
 
-def where(name: str, nodes: Sequence[str]) -> str:
-    """Return which ranks of a mesh are on which node, as text. `nodes`: the node of each rank."""
+def where(name: str, nodes: Mapping[int, str]) -> str:
+    """Return what is on which node, as text. `nodes`: the text of its node, by the number of a rank or worker."""
     runs: list[tuple[int, int]] = []
-    for rank, node in enumerate(nodes):
-        if runs and nodes[runs[-1][0]] == node:
-            runs[-1] = (runs[-1][0], rank)
+    for number, node in nodes.items():
+        if runs and runs[-1][1] == number - 1 and nodes[runs[-1][0]] == node:
+            runs[-1] = (runs[-1][0], number)
         else:
-            runs.append((rank, rank))
+            runs.append((number, number))
     said = (f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
-    return f"{name} ranks " + ", ".join(
-        f"{ranks} on node {nodes[first][:8]}" for ranks, (first, _) in zip(said, runs, strict=True)
-    )
+    return f"{name} " + ", ".join(f"{one} on {nodes[first]}" for one, (first, _) in zip(said, runs, strict=True))
+
+
+def on(nodes: Iterable[str]) -> str:
+    """Return the text of a node, or of several."""
+    names = [node[:8] for node in dict.fromkeys(nodes)]
+    return f"node{'s' * (len(names) > 1)} {' and '.join(names)}"
 
 
 def split(width: int, nodes: Sequence[str]) -> int:
     """Return how many groups of `width` ranks are on more than one node. `nodes`: the node of each rank."""
     return sum(len({*nodes[first : first + width]}) > 1 for first in range(0, len(nodes), width))
+
+
+def divided(what: str, axes: str, nodes: Sequence[str], bundles: Sequence[Mapping[str, float]], key: str) -> str:
+    """Return a warning if groups are on several nodes, else "". `bundles`: what each process of a group reserves;
+    `key`: the setting that says so."""
+    width = len(bundles)
+    if not (count := split(width, nodes)):
+        return ""
+    room = shown(joined(bundles, [range(width)])[0])
+    return (
+        f"{count} of {len(nodes) // width} groups of {width} {what} that compute each row together ({axes}) are on "
+        f"several nodes, and each layer waits for the network. A group needs {room} on one node: reserve less ({key}), "
+        "or use larger nodes"
+    )
+
+
+@dataclass
+class Located:
+    """Says where workers of several processes are: of the first `count` once all have started, then of each that starts
+    elsewhere. Nothing is said on one node, and no warning twice."""
+
+    name: str
+    axes: str
+    count: int
+    bundles: Sequence[Resources]
+    """What each process of a worker reserves."""
+    key: str
+    """The setting that says so."""
+    say: Callable[[str], None]
+    nodes: dict[int, Sequence[str]] = field(default_factory=dict)
+    """The node of each process, by the worker's number."""
+    warned: set[str] = field(default_factory=set)
+
+    def started(self, number: int, nodes: Sequence[str]) -> None:
+        before, opened = self.nodes.get(number), len(self.nodes) >= self.count
+        self.nodes[number] = nodes
+        own = {one: self.nodes[one] for one in ([number] if opened else sorted(self.nodes))}
+        alone = before is None and len({node for nodes in self.nodes.values() for node in nodes}) == 1
+        if len(self.nodes) < self.count or before == nodes or alone:
+            return
+        self.say(where(self.name, {one: on(nodes) for one, nodes in own.items()}))
+        what, every = f"processes of {self.name}", [node for nodes in own.values() for node in nodes]
+        text = divided(what, self.axes, every, self.bundles, self.key)
+        if text and text not in self.warned:
+            self.warned.add(text)
+            self.say(text)
