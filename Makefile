@@ -58,7 +58,7 @@ test-trackers: $(STAMP) ## Test trackers, notebooks, Ray Serve, S3, environments
 	  textarena==0.7.4 gymnasium==1.4.0 openenv==0.10.0 renderers==0.1.12 ray[default,serve]==2.60.0 \
 	  s3fs moto==5.2.5 flask flask-cors tinker==0.38.0" \
 	  tests/monitor/test_sinks.py tests/monitor/test_ray_metrics.py tests/rewards/test_ray_serve.py tests/monitor/test_notebook.py tests/support/test_gym.py tests/environments/test_agents.py tests/adapters tests/training_api/test_real_client.py \
-	  tests/support/test_address.py tests/loop/test_copies.py tests/runs/test_copied_runs.py "tests/runs/test_ranks_copy.py::test_another_machine_goes_on_after_a_killed_driver[s3]" $(ARGS)
+	  tests/support/test_address.py tests/loop/test_copies.py tests/runs/test_copied_runs.py "tests/runs/test_ranks_copy.py::test_another_machine_goes_on_after_a_killed_driver[s3-fsdp]" "tests/runs/test_ranks_copy.py::test_another_machine_goes_on_after_a_killed_driver[s3-server]" $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
 	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"

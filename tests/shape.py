@@ -97,7 +97,7 @@ ROOMS = {
     ),
     "settings": (1095, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
-        2960,
+        2970,
         "who does the work, here and on Ray; generation (60), publishing, groups (490), rewards, copies of ranks (215)",
     ),
     "importers": (1410, "files of TRL, alignment-handbook, DeepSpeed, async_rlhf and llm-on-ray as recipes (optional)"),
@@ -108,7 +108,10 @@ ROOMS = {
     "adapters": (185, "environments of other packages: textarena, reasoning-gym, OpenEnv (optional)"),
     "trackers": (245, "TensorBoard, W&B, MLflow, Trackio, Prometheus by Ray (optional)"),
     "page": (915, "a run's page and the page of all runs, besides its scripts (optional)"),
-    "servers": (1000, "parameter servers: workers' islands, what they push, the servers' steps (optional)"),
+    "servers": (
+        1025,
+        "parameter servers: workers' islands, what they push, the servers' steps, copies (25) (optional)",
+    ),
     "training_api": (
         1510,
         "`plaudit serve-training`: Tinker's API over the learner and the engine; ranks on Ray (145) (optional)",

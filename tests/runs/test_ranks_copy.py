@@ -43,12 +43,18 @@ run(load_settings(json.loads(sys.argv[1])), hooks=[killed])
 """
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "server"])
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_another_machine_goes_on_after_a_killed_driver(
-    kind: str, request: pytest.FixtureRequest, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    strategy: str,
+    request: pytest.FixtureRequest,
+    make_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = (request.getfixturevalue("bucket") if kind == "s3" else "file://") + f"{tmp_path}/there"
-    more: dict[str, Any] = {"runtime": {"kind": "ray", "strategy": "fsdp", "num_training_workers": 2}}
+    more: dict[str, Any] = {"runtime": {"kind": "ray", "strategy": strategy, "num_training_workers": 2}}
     more |= {"optimizer": {"schedule": "constant"}, "train": {"steps": 5}}
     whole = run(load_settings(make_recipe("sft", tmp_path / "whole", **more)))
     more |= {"save": {"every": 1, "to": there}}
@@ -72,10 +78,11 @@ def test_another_machine_goes_on_after_a_killed_driver(
     assert len(fetched.known()) == 2, "save.keep"
 
 
-def test_where_ranks_write_elsewhere_the_driver_copies(make_recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "server"])
+def test_where_ranks_write_elsewhere_the_driver_copies(strategy: str, make_recipe: Recipe, tmp_path: Path) -> None:
     """Each process has a memory:// of its own."""
     there = f"memory://{tmp_path}/there"
-    more: dict[str, Any] = {"runtime": {"kind": "ray", "strategy": "fsdp", "num_training_workers": 2}}
+    more: dict[str, Any] = {"runtime": {"kind": "ray", "strategy": strategy, "num_training_workers": 2}}
     done = run(load_settings(make_recipe("sft", tmp_path, **more, save={"every": 2, "to": there})))
     assert "another place for a rank" in (done.folder / "log.txt").read_text()
     fetched = Store(tmp_path / "fetched", Copies(f"{there}/run"))

@@ -18,6 +18,8 @@ from faults import Killer
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
+from plaudit.loop.checkpoint import Store
+from plaudit.loop.copies import Copies
 from plaudit.loop.progress import Moment
 from plaudit.servers.executor import ServerExecutor
 from plaudit.types import Stats
@@ -95,14 +97,14 @@ def test_ppo_goes_on_without_a_lost_island_and_with_its_successor(make_recipe: R
 
 
 class InSave(Ends):
-    """Kills the first worker of a name when the `call`-th call of a method of a checkpoint is made after step 3."""
+    """Kills the first worker of a name when the `call`-th call of a method of a checkpoint is made from step 3 on."""
 
     def __init__(self, name: str, method: str, call: int):
         super().__init__(name, 0)
         self.method, self.calls = method, call
 
     def sent(self, part: str | None, method: str) -> None:
-        if method == self.method and self.seen and self.seen[-1][0] == 3 and self.calls:
+        if method == self.method and self.seen and self.seen[-1][0] >= 3 and self.calls:
             self.calls -= 1
             if not self.calls:
                 os.kill(self.named()[0].pid, signal.SIGKILL)
@@ -126,6 +128,28 @@ def test_a_training_worker_that_dies_in_a_save_costs_nothing_else(
     recipes = (make_recipe("sft", tmp_path / folder, **more) for folder in ("alone", "ray"))
     again = [run(load_settings({**recipe, "resume": "latest"})) for recipe in recipes]
     assert furthest(*again) < 1e-6, "what the others wrote is whole"
+
+
+def test_a_training_worker_that_dies_while_it_copies_costs_nothing_else(
+    make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another island copies what is committed to the address, and the driver copies nothing."""
+
+    def publish(copies: Copies, folder: Path, role: str, name: str) -> None:
+        raise AssertionError("the driver copies")
+
+    monkeypatch.setattr(Copies, "publish", publish)
+    there = f"file://{tmp_path}/there"
+    more: dict[str, Any] = {"train": {"steps": 6}, "save": {"every": 3, "to": there}}
+    killer = InSave("training rank", "publish", 1)
+    runtime = RAY | {"servers": {"count": 2}, "max_failures_per_hour": 1}
+    with killer.at_work():
+        done = run(load_settings(make_recipe("sft", tmp_path / "ray", **more, runtime=runtime)), hooks=[killer.hook])
+    assert killer.calls == 0, "it was killed"
+    assert [step for step, _ in killer.seen] == list(range(1, 7)), "no step is repeated"
+    fetched = Store(tmp_path / "fetched", Copies(f"{there}/run"))
+    assert fetched.latest() == (done.saved[-1], [])
+    assert fetched.known() == done.saved == [f"epoch1epochstep{step}globalstep{step}" for step in (3, 6)]
 
 
 def test_a_server_that_dies_in_a_save_is_one_failure(make_recipe: Recipe, tmp_path: Path) -> None:

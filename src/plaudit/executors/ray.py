@@ -28,7 +28,7 @@ from plaudit.executors.ranks import RankGroups
 from plaudit.executors.scoring import Scoring, judges_placed, reserving
 from plaudit.executors.together import joined
 from plaudit.executors.trainer import RankProcess
-from plaudit.loop.copies import Away, CopyError
+from plaudit.loop.copies import Away, Copies, CopyError
 from plaudit.loop.models import Models
 from plaudit.loop.progress import Remembered
 from plaudit.models.described import end_ids, positions
@@ -54,6 +54,7 @@ from plaudit.support.address import AddressError
 from plaudit.types import Group, Role, Stats
 
 if TYPE_CHECKING:
+    from plaudit.executors.collected import Kept
     from plaudit.runtime.ray import RayRuntime
 
 Result = TypeVar("Result")
@@ -311,15 +312,21 @@ class RayExecutor:
             else:
                 await asyncio.to_thread(commit)
                 kept = {role: (rank, checkpoints / role / name) for role, (rank, _) in kept.items()}
-            try:
-                await copied(kept, name, copies)
+            if await self._copied(kept, name, copies):
                 await together(rank.call(Node.remove, folder) for rank, folder in kept.values() if apart)
                 return
-            except (CopyError, AddressError) as error:
-                self.say(f"a rank could not copy to save.to, so the driver does: {error}")
         if away is None or apart:
             await together(collected(ranks, folder) for folder in paths)
             await asyncio.to_thread(commit)
+
+    async def _copied(self, kept: Kept, name: str, copies: Copies) -> bool:
+        """Let ranks copy the sealed folders of a checkpoint to the address. Return False if the driver must do so."""
+        try:
+            await copied(kept, name, copies)
+        except (CopyError, AddressError) as error:
+            self.say(f"a rank could not copy to save.to, so the driver does: {error}")
+            return False
+        return True
 
     def close(self) -> None:
         self.mirrors.close()

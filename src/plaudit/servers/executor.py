@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plaudit.executors.collected import collected
+from plaudit.executors.collected import collected, lacking
 from plaudit.executors.ranks import RankGroups
 from plaudit.executors.ray import RayExecutor
 from plaudit.executors.trainer import RankProcess
@@ -88,6 +89,12 @@ class ServedRankGroups(RankGroups):
     def workers(self) -> list[RayWorker[Any]]:
         return list(self.servers)
 
+    @property
+    def writers(self) -> list[RayWorker[RankProcess]]:
+        """The ranks of living islands."""
+        living = [island.worker.worker_group for island in self.team.islands if island.alive]
+        return [rank for island in living for rank in island.workers]
+
     def end(self) -> None:
         if self.supervisor is not None:
             self.supervisor.close("the training workers")
@@ -101,10 +108,13 @@ class ServerExecutor(RayExecutor):
 
     kind = ServedRankGroups
     ranks: ServedRankGroups
+    seeing: set[str]
+    """The nodes that see the run's folder."""
 
     async def _form(self) -> None:
         from plaudit.runtime.ray_worker_group import RayWorkerGroup
 
+        self.seeing = set()
         await self._room_for_ranks()
         served = _served(self.settings)
         count = served.count
@@ -147,6 +157,8 @@ class ServerExecutor(RayExecutor):
             ranks = await asyncio.gather(*(self._served_rank(one) for one in numbers))
             worker_group = RayWorkerGroup(ranks, patience=settings.collective_timeout)
             await self.ranks.join(worker_group)
+            blind = await lacking(ranks, self.plan.checkpoints)
+            self.seeing |= {rank.node for rank in ranks} - {rank.node for rank in blind}
         except BaseException:
             for worker in self.runtime.workers:
                 if worker.name in names:
@@ -172,11 +184,18 @@ class ServerExecutor(RayExecutor):
         await self._by_one(lambda: super(ServerExecutor, self).save(role, folder))
 
     async def written(self, folders: Mapping[str, Path], commit: Callable[[], None], away: Away | None) -> None:
-        """Fetch checkpoint files from the living islands, which wrote them in `save`: an island may be lost later."""
-        islands = [island.worker.worker_group for island in self.ranks.team.islands if island.alive]
+        """Commit what islands wrote in `save`, after fetching it from disks of their own, since an island may be lost
+        later. Then let islands that see the run's folder copy it to the address; without any, the driver does."""
         for folder in folders.values():
-            await collected([rank for island in islands for rank in island.workers], folder)
+            await collected([rank for rank in self.ranks.writers if rank.node not in self.seeing], folder)
         await asyncio.to_thread(commit)
+        while away and (ranks := [rank for rank in reversed(self.ranks.writers) if rank.node in self.seeing]):
+            (copies, name, _), nodes = away, {rank.node: rank for rank in ranks}.values()
+            pairs = zip(folders, cycle(nodes), strict=False)
+            with suppress(WorkerLost):  # then another island copies
+                kept = {role: (rank, self.plan.checkpoints / role / name) for role, rank in pairs}
+                await self._copied(kept, name, copies)
+                return
 
     async def _by_one(self, ask: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of `ask` by a free island; if that is lost, try another. Raises a server's WorkerLost."""
