@@ -1,4 +1,4 @@
-"""Plans beside what runs take: `python benchmarks/plans.py runs/plans` makes real runs of fourteen plans.
+"""Plans beside what runs take: `python benchmarks/plans.py runs/plans` makes real runs of 22 plans.
 
 A case is a run of four steps in processes of its own; its step is the median without the first. Its memory is the sum
 of what all of its processes took at most. Plans are made from one profile of each method.
@@ -26,17 +26,15 @@ POLICY, JUDGE = FRESH % (192, 4), FRESH % (256, 6)
 COMMON = [
     "model.tokenizer=data/tokenizer",
     f"model.config={POLICY}",
-    "data.train=data/prompts.jsonl",
-    "data.max_prompt_tokens=64",
-    "rewards=[{kind: judge, path: judge}]",
-    "rollout.max_tokens=64",
     f"train.steps={STEPS}",
     "save.every=1000 steps",
     "output=.",
 ]
+SAMPLED = ["data.train=data/prompts.jsonl", "data.max_prompt_tokens=64", "rewards=[{kind: judge, path: judge}]"]
 METHODS = {
-    "ppo": ["rollout.prompts_per_step=64", "algorithm.minibatches=2"],
-    "grpo": ["rollout.prompts_per_step=8", "algorithm.samples=8"],
+    "ppo": [*SAMPLED, "rollout.max_tokens=64", "rollout.prompts_per_step=64", "algorithm.minibatches=2"],
+    "grpo": [*SAMPLED, "rollout.max_tokens=64", "rollout.prompts_per_step=8", "algorithm.samples=8"],
+    "sft": ["data.train=data/sft.jsonl", "data.max_tokens=128", "data.max_prompt_tokens=64", "train.batch_size=512"],
 }
 RAY = ["runtime=ray", "threads=1"]
 TURNS = "runtime.placement={generate: {shares: train}}"
@@ -50,6 +48,19 @@ CASES: Sequence[tuple[str, list[str]]] = (
     ("two ranks, shared with two workers", SHARED),
     ("the same, sharded", [*SHARED, "runtime.strategy=fsdp"]),
 )
+STAGES = "runtime.mesh={pipeline: 2}"
+STAGED: Sequence[tuple[str, list[str]]] = (
+    ("two stages, passes of 2,048 tokens", [*RAY, STAGES, "learn.micro_tokens=2048"]),
+    ("two stages, passes of 1,024", [*RAY, STAGES, "learn.micro_tokens=1024"]),
+    ("two stages, passes of 512", [*RAY, STAGES, "learn.micro_tokens=512"]),
+)
+SPANS: Sequence[tuple[str, list[str]]] = (
+    (
+        "two stages of two spans, passes of 512",
+        [*RAY, "runtime.mesh={pipeline: 2, spans: 2}", "learn.micro_tokens=512"],
+    ),
+)
+OF = {"ppo": [*CASES, *STAGED[1:]], "grpo": [*CASES, *STAGED[1:]], "sft": [*STAGED, *SPANS]}
 
 
 def called(folder: Path, *words: str) -> str:
@@ -105,7 +116,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
 def cases(folder: Path, methods: Sequence[str], wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     for method in methods:
         called(folder, "profile", method, *COMMON, *METHODS[method], "runtime=ray", f"name={method}")
-        for name, words in CASES:
+        for name, words in OF[method]:
             if name in wanted:
                 (seconds, size), (plan, held) = run(folder, method, words), planned(folder, method, words)
                 row = {"plan": f"{method}: {name}", "planned, s": f"{plan:.2f}", "measured, s": f"{seconds:.2f}"}
@@ -115,7 +126,9 @@ def cases(folder: Path, methods: Sequence[str], wanted: Sequence[str]) -> Iterat
 
 
 def main() -> None:
-    options = asked(__doc__, folder=Path, methods=[*METHODS], cases=[name for name, _ in CASES], json=KEPT)
+    options = asked(
+        __doc__, folder=Path, methods=[*METHODS], cases=[name for name, _ in (*CASES, *STAGED, *SPANS)], json=KEPT
+    )
     folder = options.folder.absolute()
     prepared(folder)
     found = show(cases(folder, options.methods, options.cases), kept=options.json)

@@ -122,8 +122,8 @@ ROOMS = {
         "`plaudit relabel`: labels preferences, or makes them of answers, by a judge or function (optional)",
     ),
     "preflight": (
-        3210,
-        "check (615), layout (150), profile (630), costs (640), placements and search (645), trials (50) (optional)",
+        3300,
+        "check (615), layout (150), profile (630), costs (725), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
         2465,

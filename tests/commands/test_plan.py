@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +61,28 @@ def test_the_bottleneck_and_the_change_that_would_help_are_named(recipe: Path) -
     assert "what would help most: " in text
     for name in ("now", "best", "symmetric", "heuristic"):
         assert f"\n  {name} " in text
+
+
+def test_stages_of_a_pipeline_are_planned(recipe: Path) -> None:
+    words = ["runtime=ray", "runtime.mesh={pipeline: 2}"]
+    text = called("plan", recipe, *words)
+    assert "2 ranks, 1 rollout worker, pipeline=2, threads=1" in text
+    for line in ("\n  rank of stage 0 ", "\n  rank of stage 1 ", "\n  rollout worker "):
+        assert line in text
+    told = json.loads(called("plan", recipe, "--json", *words))["plans"]
+    assert told["now"]["settings"] == {}, "the recipe's own"
+    assert told["now"]["memory"].keys() == {"driver", "rank of stage 0", "rank of stage 1", "rollout worker"}
+
+
+def test_stages_that_cannot_be_planned_are_refused(recipe: Path) -> None:
+    apart = "runtime.placement={reference: {workers: 1, mesh: {pipeline: 2}}}"
+    for words, named in (
+        ([apart], r"runtime\.placement\.reference has stages.*without mesh\.pipeline"),
+        (["runtime.mesh={pipeline: 3}"], r"pipeline=3 does not divide 2 layers"),
+    ):
+        result = CliRunner().invoke(main, ["plan", str(recipe), "runtime=ray", *words])
+        assert result.exit_code == 2
+        assert re.search(named, result.output), result.output
 
 
 def test_a_profile_of_a_busy_machine_ranks_no_placements(recipe: Path) -> None:

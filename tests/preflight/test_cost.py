@@ -13,9 +13,11 @@ import pytest
 import yaml
 from overlap import Case
 
+from plaudit.preflight import stages
 from plaudit.preflight.cost import Costs
 from plaudit.preflight.placement import Apart, Placement, heuristic, placement_of, placements, symmetric
 from plaudit.preflight.profile import Curve, Link, Profile
+from plaudit.preflight.report import Outcome
 from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings
 
@@ -94,6 +96,12 @@ def test_a_sum_crosses_the_network_where_its_ranks_are_on_several_machines() -> 
     assert found["reference scores"] == fast["reference scores"], "a row's activations stay on a machine"
     wide = Placement(ray=True, ranks=1, tensor=4, workers=0)
     assert seconds(slow, wide)["reference scores"] > 2 * seconds(links, wide)["reference scores"]
+    staged = Placement(ray=True, stages=2, workers=0)
+    assert seconds(slow, staged)["reference scores"] == seconds(links, staged)["reference scores"]
+    hidden = 4 * 32 * 240  # bytes between machines of a device: 240 hidden states of 32 float32 numbers
+    here, far = (Costs(settings(), profile(devices=1, links=one), 4).calls(staged) for one in (links, slow))
+    more = far["reference scores"] - here["reference scores"]
+    assert more == pytest.approx(hidden / 1e6 - hidden / 1e9)
 
 
 @pytest.mark.parametrize("words", [(), ("rollout.max_lag=1",)])
@@ -247,3 +255,74 @@ def test_every_placement_fits_the_devices_and_the_usual_ones_are_among_them() ->
     by_hand = heuristic(found, now)
     assert by_hand == Placement(ray=True, ranks=4, workers=4)
     assert replace(by_hand, lag=1) not in found
+
+
+@pytest.mark.parametrize(
+    ("count", "spans", "parts"), [(2, 1, 1), (2, 1, 8), (4, 1, 4), (4, 1, 200), (2, 2, 8), (4, 3, 8)]
+)
+def test_stages_wait_for_the_bubble(count: int, spans: int, parts: int) -> None:
+    """Two seconds a micro-batch on a stage: the stages work for 2 M, and wait for (P - 1) / (V M + P - 1) of all."""
+    for trains in (True, False):
+        found = stages.seconds(count, spans, parts, 2.0, 0.0, 0.0, trains=trains)
+        bubble = (count - 1) / (spans * parts + count - 1)
+        assert found == pytest.approx(2.0 * parts / (1 - bubble))
+
+
+def test_a_head_and_messages_between_stages_by_hand() -> None:
+    """A micro-batch of two: 1 s forwards and 2 s backwards on a stage's layers, 3 s on the head, 0.5 s a message."""
+    assert stages.seconds(2, 1, 1, 3.0, 3.0, 0.5, trains=False) == pytest.approx(3.0 + 0.5 + 3.0 + 3.0)
+    assert stages.seconds(2, 1, 1, 3.0, 3.0, 0.5, trains=True) == pytest.approx(1 + 0.5 + 2 + 4 + 0.5 + 2)
+    # The second one's forward pass on the first stage is done while the last stage works, which then never waits.
+    assert stages.seconds(2, 1, 2, 3.0, 3.0, 0.5, trains=True) == pytest.approx(1 + 0.5 + 2 + 4 + 2 + 4 + 0.5 + 2)
+
+
+@pytest.mark.parametrize(("stage", "spans", "parts", "found"), [(0, 1, 8, 4), (3, 1, 8, 1), (0, 1, 2, 2), (3, 2, 8, 5)])
+def test_passes_that_wait_for_their_backward_pass(stage: int, spans: int, parts: int, found: int) -> None:
+    """Of four stages the first has four micro-batches under way, the last one; with two spans all of a round more."""
+    assert stages.under_way(4, spans, parts, stage) == found
+
+
+def test_calls_of_stages_by_hand() -> None:
+    """240 tokens in two mini-batches of 120, cut at 60: two micro-batches each. A link takes 0.25 s a message. Scores
+    are of two passes."""
+    links = {name: Link(0.25, 1e12) for name in ("all_reduce", "all_gather", "store")}
+    found = Costs(settings("learn.micro_tokens=60"), profile(links=links), 4).calls(Placement(ray=True, stages=2))
+    # 0.1 s forwards and 0.2 s backwards on a stage. The last one works from 0.35 to 0.95; the first one gets
+    # the second gradient at 1.2.
+    update = 0.5 * FIRST / (FIRST + LAST - EMBEDDING)
+    assert found["policy trains"] == pytest.approx(2 * (1.4 + update + 0.25)), "0.25: the tied embedding's gradient"
+    assert found["reference scores"] == pytest.approx(0.12 + 0.25 + 2 * 0.12), "0.12 s of a pass on a stage"
+
+
+EMBEDDING, LAYER = 100 * 32, 12 * 32**2 + 13 * 32
+FIRST, LAST = EMBEDDING + 128 * 32 + LAYER, LAYER + 64 + EMBEDDING
+"""Numbers of the policy on two stages: the tied embedding is on both."""
+
+
+def test_memory_of_stages_by_hand() -> None:
+    costs = Costs(settings("learn.micro_tokens=60", method="grpo"), profile(), 4)
+    at = Placement(ray=True, stages=2)
+    found, plain = costs.estimate(at), costs.estimate(Placement(ray=True)).memory["rank"]
+    first, last = (found.memory[f"rank of stage {number}"] for number in (0, 1))
+    assert (first["gradients"], last["gradients"]) == (4 * FIRST, 4 * LAST)
+    assert plain["gradients"] == 4 * (FIRST + LAST - EMBEDDING)
+    assert first["activations"] == plain["activations"], "half of the layers, of two micro-batches"
+    assert last["activations"] == plain["activations"] / 2, "of one"
+    assert at.counts == {"rank of stage 0": 1, "rank of stage 1": 1, "rollout worker": 1}
+    assert found.total == sum(sum(parts.values()) for parts in found.memory.values())
+
+
+def test_stages_of_the_recipe_are_planned_and_left_out() -> None:
+    s = settings("runtime=ray", "runtime.mesh={pipeline: 2}")
+    costs = Costs(s, profile(), 4)
+    now = placement_of(s, 4, gpu=True)
+    assert (now.stages, now.trains_on, now.devices, now.mesh) == (2, 2, 3, {"pipeline": 2})
+    found = [*placements(s, costs.policy, 4, gpu=True, lags=(0,))]
+    assert now in found
+    assert {one.stages for one in found} == {1, 2}
+    assert all(one.devices <= 4 for one in found)
+    assert now.placed(s).runtime.pipeline == 2
+    outcome = Outcome(costs, 0.0)
+    assert "runtime.mesh={}" in outcome._changed(Placement(ray=True))
+    (staged,) = [one for one in found if one == replace(now, workers=2)]
+    assert costs.estimate(staged).step > 0

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plaudit.models.config import DecoderConfig
+from plaudit.models.layout import Layout
 from plaudit.models.mesh import Mesh
+from plaudit.preflight import stages
 from plaudit.preflight.held import Model, judges_of, models_of
 from plaudit.preflight.needs import by_token
 from plaudit.preflight.placement import Placement
@@ -151,18 +153,26 @@ class Costs:
         epochs, parts = self.work.updates
         part = share.times(1 / parts).cut(self.work.micro)
         model = next(one for one in self.models if one.role == role)
-        numbers = model.numbers(model.layout.mesh.place(0))[1]
-        update = self.profile.updates[role] / at.tensor / (at.shards if at.sharded else 1)
-        summed = 0.0
+        by_stage, whole = self._by_stage(model, at), model.numbers(model.layout.mesh.place(0))[1]
+        numbers, twice = max(by_stage), sum(by_stage) - whole  # a tied embedding is on the first and the last stage
+        update = self.profile.updates[role] * numbers / whole / at.tensor / (at.shards if at.sharded else 1)
+        summed = self.link("all_reduce", at.width * at.stages).seconds(4 * twice / at.tensor) if twice else 0.0
         if at.shards > 1:
             ring = _ring(at.shards) / (2 if at.sharded else 1)
-            summed = self.link("all_reduce", at.trains_on).seconds(4 * numbers / at.tensor * ring)
+            summed += self.link("all_reduce", at.trains_on).seconds(4 * numbers / at.tensor * ring)
         each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
         return epochs * parts * each
 
+    def _by_stage(self, model: Model, at: Placement) -> list[int]:
+        """Return the trained numbers of a model on each stage."""
+        layout, mesh = model.layout, Mesh(pipeline=at.stages, spans=at.spans)
+        staged = replace(model, layout=Layout(layout.config, layout.head, mesh, layout.lora))
+        return [staged.numbers(mesh.place(stage))[1] for stage in range(at.stages)]
+
     def _pass(self, at: Placement, name: str, asked: Amounts, *, moves: int) -> float:
         """Return the seconds of a call's passes with their communication: shards gather weights; the tensor axis sums
-        activations, and the context axis exchanges those of attention, each twice a layer."""
+        activations, and the context axis exchanges those of attention, each twice a layer; stages hand on hidden
+        states, and their gradients."""
         curve, role = self.profile.passes[name], name.partition("/")[0]
         constant = curve.seconds((asked.passes, 0.0, 0.0, 0.0), at.threads)
         seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.width
@@ -176,7 +186,13 @@ class Costs:
             if ranks > 1:
                 size, link = self.width * rows * asked.tokens * _ring(ranks), self.link("all_reduce", within)
                 seconds += 2 * moves * config.layers * (link.latency * asked.passes + size / link.bandwidth)
-        return seconds
+        if at.stages == 1:
+            return seconds
+        parts, head = int(asked.passes), curve.seconds((0.0, 0.0, 0.0, asked.heads), at.threads) / at.width
+        hidden = self.width * config.width * asked.tokens / parts / at.width
+        hop = self.link("all_reduce", at.width * at.stages).seconds(hidden)
+        layers = (seconds - head) / parts / at.stages
+        return stages.seconds(at.stages, at.spans, parts, layers, head / parts, hop, trains=moves > 1)
 
     def link(self, name: str, within: int) -> Link:
         """The named link; the network's, if known, between ranks that are `within` that many neighbours, if a machine
@@ -261,37 +277,42 @@ class Costs:
         """Return {kind of process: {part, such as weights: bytes}}."""
         s, profile, placed = self.settings, self.profile, at.placed(self.settings)
         base = self._process(at)
-        rank = self._rank(models_of(placed) if at.ray else self.models, at)
+        models = models_of(placed) if at.ray else self.models
+        ranks = {name: self._rank(models, at, stage) for stage, name in enumerate(at.kinds)}
         own: dict[str, dict[str, float]] = {}
         for one in at.apart:
             runtime = replace(placed.runtime.apart[one.name], placement={})
             models = [m for m in models_of(replace(placed, runtime=runtime)) if m.role in one.roles]
-            own[f"{one.name} rank"] = self._rank(models, at.of(one.name))
+            own[f"{one.name} rank"] = self._rank(models, at.of(one.name), 0)
         judges = {"judges": float(self.width * sum(config.parameters for config in self.judges.values()))}
         if not self.work.sampled:
-            return {"rank" if at.ray else "run": rank} | own
+            return (ranks if at.ray else {"run": ranks["rank"]}) | own
         weights = float(self.width * self.policy.parameters)
         cache = {"cache": self.cache(at)}
         if not at.ray:
             engine = {"engine": weights * (0 if profile.gpu else 1) + weights * (at.lag > 0)}
-            return {"run": rank | engine | cache | judges}
+            return {"run": ranks["rank"] | engine | cache | judges}
         moved = {"moved": float(BUFFERS * self.models[0].published)}
+        sent = {"moved": moved["moved"] / at.stages}
         worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
         driver = {"process": base} | ({} if any(one.workers for one in s.rewards if one.kind == "judge") else judges)
-        return {"driver": driver, "rank": rank | moved, **own, "rollout worker": worker | cache | moved}
+        sending = {name: parts | sent for name, parts in ranks.items()}
+        return {"driver": driver, **sending, **own, "rollout worker": worker | cache | moved}
 
     def _process(self, at: Placement) -> float:
         """Bytes of a process without a model."""
         return self.profile.memory.get("process", 0.0) + at.ray * self.profile.memory.get("ray", 0.0)
 
-    def _rank(self, models: Sequence[Model], at: Placement) -> dict[str, float]:
-        """Return {part: bytes} of a rank with these models."""
-        place = models[0].layout.mesh.place(0)
+    def _rank(self, models: Sequence[Model], at: Placement, stage: int) -> dict[str, float]:
+        """Return {part: bytes} of a rank with these models, on a stage."""
+        place = replace(models[0].layout.mesh.place(0), stage=stage)
         rank = {"process": self._process(at)}
         for part in ("weights", "gradients", "moments", "masters"):
             rank[part] = float(sum(model.held(place)[part] for model in models))
-        rank["gathered"] = float(max(model.gathered(0) for model in models))
-        rank["activations"] = self.activations(at.ranks, at.width)
+        rank["gathered"] = float(max(model.gathered(stage) for model in models))
+        parts = self.work.share(at.ranks).times(1 / self.work.updates[1]).cut(self.work.micro).passes
+        waiting = stages.under_way(at.stages, at.spans, int(min(parts, stages.MOST)), stage)
+        rank["activations"] = self.activations(at.ranks, at.width) * waiting / at.stages / at.spans
         rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
         return rank
 

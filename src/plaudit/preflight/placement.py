@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from plaudit.models.config import DecoderConfig
@@ -15,6 +16,8 @@ from plaudit.settings.tree import Settings
 
 SHARED: dict[str, Any] = {"generate": {"shares": "train"}}
 """The value of `runtime.placement` by which rollout workers and ranks take turns on the same devices."""
+ONE: dict[str, Any] = {"context": 1, "stages": 1, "spans": 1, "apart": ()}
+"""What ranks of their own for a model have not."""
 WIDTHS = (1, 2, 4, 8, 16)
 """Sizes of the tensor axis that are tried."""
 
@@ -49,6 +52,10 @@ class Placement:
     """Ranks of each training worker that split each matrix."""
     context: int = 1
     """Ranks of each training worker that split the tokens of each pass."""
+    stages: int = 1
+    """Stages of each training worker, which have some of the layers each."""
+    spans: int = 1
+    """Spans of layers on each stage."""
     sharded: bool = False
     workers: int = 1
     """Rollout workers."""
@@ -85,7 +92,7 @@ class Placement:
 
     @property
     def mesh(self) -> dict[str, int]:
-        axes = {"context": self.context, "tensor": self.tensor}
+        axes = {"context": self.context, "tensor": self.tensor, "pipeline": self.stages, "spans": self.spans}
         return {axis: size for axis, size in axes.items() if size > 1}
 
     @property
@@ -99,7 +106,7 @@ class Placement:
     def of(self, role: str) -> Placement:
         """Return the placement with the ranks of a role's model as training ranks; itself if the role is not apart."""
         own = next((one for one in self.apart if role in one.roles), None)
-        return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, context=1, apart=())
+        return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, **ONE)
 
     @property
     def width(self) -> int:
@@ -114,13 +121,18 @@ class Placement:
     @property
     def trains_on(self) -> int:
         """Number of all training ranks."""
-        return self.ranks * self.width
+        return self.ranks * self.width * self.stages
+
+    @property
+    def kinds(self) -> list[str]:
+        """A name for the training ranks, or for those of each stage."""
+        return ["rank"] if self.stages == 1 else [f"rank of stage {stage}" for stage in range(self.stages)]
 
     @property
     def counts(self) -> dict[str, int]:
         """{kind of process: number}, besides the run's own process."""
         own = {f"{one.name} rank": one.ranks * one.tensor for one in self.apart}
-        return {"rank": self.trains_on, **own, "rollout worker": self.workers}
+        return dict.fromkeys(self.kinds, self.ranks * self.width) | own | {"rollout worker": self.workers}
 
     @property
     def devices(self) -> int:
@@ -142,7 +154,7 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     workers = s.rollout.workers_range[0] if s.samples else 0
     shared = ray and s.samples and (runtime.shares or runtime.inside)
     ranks = runtime.workers if ray else 1
-    tensor, context = (runtime.tensor, runtime.context) if ray else (1, 1)
+    tensor, context, stages = (runtime.tensor, runtime.context, runtime.pipeline) if ray else (1, 1, 1)
     apart = tuple(
         Apart(
             tuple(sorted((call, *(c for c in runtime.calls if c != call and runtime.host(c) == call)))),
@@ -152,13 +164,15 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
         for call, one in runtime.apart.items()
     )
     others = sum(one.ranks * one.tensor for one in apart)
-    processes = 1 if not ray else ranks * tensor * context + others + (0 if shared else workers)
+    processes = 1 if not ray else ranks * tensor * context * stages + others + (0 if shared else workers)
     threads = 1 if gpu else s.threads or max(1, cores // processes)
     return Placement(
         ray=ray,
         ranks=ranks,
         tensor=tensor,
         context=context,
+        stages=stages,
+        spans=runtime.axes["spans"] if ray else 1,
         sharded=ray and runtime.sharded,
         workers=workers,
         shared=shared,
@@ -171,20 +185,21 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
 def placements(
     s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
 ) -> Iterator[Placement]:
-    """Yield placements that settings can express on the devices, keeping the context axis. A process has one GPU or
-    an equal share of the cores."""
-    context = s.runtime.context
+    """Yield placements that settings can express on the devices, keeping the context axis, with the recipe's stages and
+    without. A process has one GPU or an equal share of the cores."""
+    context, axes = s.runtime.context, s.runtime.axes
+    pipes = {(1, 1), (axes["pipeline"], axes["spans"])}
     for lag in lags if s.samples else (0,):
         if not gpu or devices == 1:
             for threads in sorted({1, devices} if not gpu else {1}):
                 yield Placement(workers=int(s.samples), lag=lag, threads=threads)
-        for tensor in WIDTHS:
-            if faults(config, Mesh(tensor=tensor, context=context)):
+        for tensor, (stages, spans) in product(WIDTHS, sorted(pipes)):
+            cut = Placement(ray=True, tensor=tensor, context=context, stages=stages, spans=spans, lag=lag)
+            if faults(config, Mesh(**cut.mesh)):
                 continue
-            for ranks in counts(devices // tensor // context):
+            for ranks in counts(devices // cut.trains_on):
                 for sharded in (False, True) if ranks * context > 1 else (False,):
-                    mesh = Placement(ray=True, ranks=ranks, tensor=tensor, context=context, sharded=sharded, lag=lag)
-                    yield from _beside(s, devices, mesh, gpu=gpu)
+                    yield from _beside(s, devices, replace(cut, ranks=ranks, sharded=sharded), gpu=gpu)
 
 
 def counts(most: int) -> list[int]:

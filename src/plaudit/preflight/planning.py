@@ -91,8 +91,11 @@ def plan(
     """Print what `[RECIPE] key=value ...` would take, by the profile beside its run or by each of `profiles`."""
     recipe, overrides = recipe_of(words)
     settings, reporter = read_settings(recipe, overrides, method=method), Reporter()
-    if settings.runtime.pipeline > 1:
-        raise SettingsError("plaudit plan does not know stages yet: plan without runtime.mesh.pipeline")
+    if staged := [call for call, one in settings.runtime.apart.items() if one.pipeline > 1]:
+        raise SettingsError(
+            f"runtime.placement.{staged[0]} has stages, and plaudit plan knows those of training ranks only: plan "
+            "without mesh.pipeline there"
+        )
     outcomes = []
     for path in profiles or [beside(settings, "profile")]:
         found = read_profile(path)
