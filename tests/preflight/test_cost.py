@@ -18,6 +18,7 @@ from plaudit.preflight.cost import Costs
 from plaudit.preflight.placement import Apart, Placement, heuristic, placement_of, placements, symmetric
 from plaudit.preflight.profile import Curve, Link, Profile
 from plaudit.preflight.report import Outcome
+from plaudit.settings.checks import wrong
 from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings
 
@@ -310,6 +311,16 @@ def test_memory_of_stages_by_hand() -> None:
     assert last["activations"] == plain["activations"] / 2, "of one"
     assert at.counts == {"rank of stage 0": 1, "rank of stage 1": 1, "rollout worker": 1}
     assert found.total == sum(sum(parts.values()) for parts in found.memory.values())
+
+
+def test_placements_of_a_method_that_learns_from_data_can_run() -> None:
+    s = settings(method="sft")
+    found = [at for at in placements(s, Costs(s, profile(), 4).policy, 4, gpu=True, lags=(0,)) if at.ray]
+    assert found
+    refused = [*wrong(s)]
+    for at in found:
+        assert [*wrong(at.placed(s))] == refused, at
+        assert "rollout.workers" not in at.overrides()
 
 
 def test_stages_of_the_recipe_are_planned_and_left_out() -> None:

@@ -70,7 +70,8 @@ class Placement:
         """Return the settings of this placement, by their keys."""
         found: dict[str, Any] = {"runtime.kind": "ray" if self.ray else "local", "rollout.max_lag": self.lag}
         if self.ray:
-            found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
+            found |= {"runtime.num_training_workers": self.ranks}
+            found |= {"rollout.workers": self.workers} if self.workers else {}
             found |= {"runtime.mesh": self.mesh} if self.mesh else {}
             found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
             found |= {"runtime.placement": where} if (where := self.where) else {}
@@ -87,7 +88,7 @@ class Placement:
         runtime = replace(
             s.runtime, kind="ray" if self.ray else "local", placement=self.where, strategy=strategy, **ranks
         )
-        rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers)
+        rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers or s.rollout.workers)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
 
     @property
