@@ -167,7 +167,7 @@ async def worker_group(
     group: Any,
     threads: int,
     patience: float,
-    placed: Callable[[Sequence[str]], None],
+    placed: Callable[[Sequence[str]], None] = lambda nodes: None,
 ) -> RayWorkerGroup[Kind]:
     """Start `world` processes, one in each bundle of the placement group, and let them join. `patience`: seconds that
     they wait for each other. `placed` is given the node of each."""
