@@ -44,7 +44,7 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        1360,
+        1365,
         "paths, plugins, visible text, late imports; requests (125); errors (60); addresses (105); gym (115)",
     ),
     "maths": (510, "one function for each formula"),

@@ -112,6 +112,24 @@ def test_addresses_that_cannot_be_opened_say_what_to_do(address: str, said: str)
         Address(address)
 
 
+def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Address(f"file://{tmp_path}/there")
+    there.write(b"whole", "settings.yaml")
+    pipe = there.files.pipe_file
+
+    def killed(path: str, content: bytes) -> None:
+        pipe(path, content[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(there.files, "pipe_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        there.write(b"newer", "settings.yaml")
+    assert there.read("settings.yaml") == b"whole"
+    monkeypatch.undo()
+    there.write(b"newer", "settings.yaml")
+    assert there.read("settings.yaml") == b"newer"
+
+
 @pytest.mark.parametrize("address", ["sftp://me:secret@host/runs", "simplecache::sftp://me:secret@host:22/runs"])
 def test_a_password_in_an_address_is_refused_and_not_shown(address: str) -> None:
     """fsspec reads the variable itself (its page on configuration)."""

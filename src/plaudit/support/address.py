@@ -98,8 +98,11 @@ class Address:
         return content
 
     def write(self, content: bytes, *parts: str) -> None:
-        self._make(self.at(*parts[:-1]))
-        self.files.pipe_file(self.at(*parts), content)
+        """Write a file. If this process is killed meanwhile, the file is as it was before."""
+        *folder, name = parts
+        self._make(self.at(*folder))
+        self.files.pipe_file(self.at(*folder, f".{name}"), content)
+        self.files.mv(self.at(*folder, f".{name}"), self.at(*parts))
 
     def remove(self, *parts: str) -> None:
         self.files.invalidate_cache()
