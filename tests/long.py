@@ -35,7 +35,7 @@ LONG = {
     "runs/test_elastic_runs.py::test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back": 0,
     "runs/test_elastic_runs.py::test_further_workers_join_with_their_nodes_and_go_with_them": 0,
     "runtime/test_ray.py::test_a_rank_that_is_stopped_in_a_collective_is_named": 2,
-    "training_api/test_ranks.py::test_several_ranks_compute_what_one_computes": 2,
+    "training_api/test_adapter_ranks.py::test_several_ranks_compute_what_one_computes": 2,
     # A room taken away alone, beside all of them together
     "test_optional_rooms.py::test_methods_run_without": 7,
     # One placement or mesh beside others that stay

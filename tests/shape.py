@@ -92,10 +92,10 @@ ROOMS = {
     ),
     "evaluate": (1820, "figures of models that are no figures of a run"),
     "environments": (
-        2465,
+        2470,
         "episodes: environments, turns, renderers (215); OpenAI's protocol (480), agents (510), processes (310)",
     ),
-    "settings": (1095, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
+    "settings": (1100, "the tree, recipes, files, what sections ask of each other, places (45), a teacher (25)"),
     "executors": (
         2970,
         "who does the work, here and on Ray; generation (60), publishing, groups (490), rewards, copies of ranks (215)",
@@ -126,7 +126,7 @@ ROOMS = {
         "check (615), layout (150), profile (630), costs (725), placements and search (645), trials (50) (optional)",
     ),
     "commands": (
-        2465,
+        2470,
         "the command line; export (60), pretrained (70), beside a run (80), connections, `init`, `serve` (130 each)",
     ),
 }

@@ -27,7 +27,7 @@ def test_two_hundred_kills_bring_every_role_into_every_phase_and_freeze_every_wo
     cuts = [every.count(("partition", phase)) for phase in PHASES]
     assert set(cuts) <= {1, 2}, "they take longer"
     frozen = {(kill.role, kill.phase) for kill in kills if kill.signal == signal.SIGSTOP}
-    assert frozen == set(itertools.product(WORKERS, PHASES))
+    assert frozen >= set(itertools.product(WORKERS, PHASES))
 
 
 @pytest.mark.parametrize("kind", ROUNDS)

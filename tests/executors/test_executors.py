@@ -69,7 +69,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     generation.count, generation.exact, generation.vllm, generation.settings = 1, False, engine == "vllm", Settings()
     generation.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     settings: Any = SimpleNamespace(rewards=[], samples=True, runtime=SimpleNamespace(start_timeout=1.0))
-    settings.environment = EnvironmentSettings()
+    settings.environment, settings.reserving = EnvironmentSettings(), []
     executor.placed = executor.settings
     executor.scoring = Scoring(settings, executor.runtime, {}, executor._room, failures=Failures(0), say=print)
     said: list[str] = []

@@ -34,6 +34,8 @@ class Blank:
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
         return here
 
+    def environment(self) -> None: ...
+
     def judge(self, reward: RewardSettings, tokenizer: Any) -> JudgeReward:
         return JudgeReward(lambda sequences: [1.0] * len(sequences), busy=lambda: self.busy)
 

@@ -42,6 +42,11 @@ class EnvironmentSettings(Section):
     def on(self) -> bool:
         return bool(self.function or self.tools)
 
+    @property
+    def reserving(self) -> int:
+        """Number of the environment's processes for which resources are reserved."""
+        return self.workers if self.resources else 0
+
     def contradictions(self) -> Iterator[str]:
         if self.kind == "agent" and (self.tools or self.options or not self.function):
             yield "kind agent: set function, and neither tools nor options, which are an agent's own affair"

@@ -25,7 +25,7 @@ from plaudit.executors.mirrors import Mirrors
 from plaudit.executors.pinned import pinned
 from plaudit.executors.processes import PROCESS, load_judge
 from plaudit.executors.ranks import RankGroups
-from plaudit.executors.scoring import Scoring, judges_placed, reserving
+from plaudit.executors.scoring import Scoring, judges_placed
 from plaudit.executors.together import joined
 from plaudit.executors.trainer import RankProcess
 from plaudit.loop.copies import Away, Copies, CopyError
@@ -85,7 +85,7 @@ class RayExecutor:
         self.pool = self.generation.pool
         self.placed = judges_placed(settings, runtime.nodes(), here=torch.cuda.is_available())
         amounts = [*self.ranks.reservations, *self.generation.reservations]
-        amounts += reserving(self.placed)
+        amounts += self.placed.reserving
         beside = [dict(one) for one in amounts if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
         if settings.runtime.nodes_timeout:

@@ -62,14 +62,6 @@ class Holding:
         return scores
 
 
-def reserving(settings: Settings) -> list[Resources]:
-    """Return the resources of each process of a reward or environment that reserves any; {}: an equal share."""
-    environment = settings.environment
-    counted = [(one.resources, one.reserving) for one in settings.rewards]
-    counted += [(environment.resources, environment.workers)] if environment.resources else []
-    return [one for one, count in counted for _ in range(count * settings.samples)]
-
-
 def judges_placed(settings: Settings, nodes: Sequence[Resources], *, here: bool) -> Settings:
     """Return the settings with a process for each judge that would be in the driver, if only other nodes have GPUs.
     `here`: the driver has one too."""
@@ -110,7 +102,7 @@ class Scoring:
     ):
         """`share`: an equal share of the CPUs."""
         self.settings, self.runtime, self.share, self._room = settings, runtime, share, room
-        self.bundles = [reserved(one, share) for one in reserving(settings)]
+        self.bundles = [reserved(one, share) for one in settings.reserving]
         # Placing a worker may take start_timeout, and so may loading.
         self._how: dict[str, Any] = {"patience": 2 * settings.runtime.start_timeout, "failures": failures, "say": say}
         self._judges: dict[int, JudgeWorkers] = {}

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from plaudit.executors.scoring import reserving
 from plaudit.runtime.memory import free_memory
 from plaudit.runtime.resources import ResourcesError, check_room
 from plaudit.settings.tree import Settings
@@ -122,7 +121,7 @@ def about_devices(s: Settings) -> Iterator[str]:
         groups = (runtime, *runtime.apart.values())
         asked = [dict(group.resources_per_worker) for group in groups for _ in range(group.ranks)]
         asked += [dict(runtime.resources_per_rollout_worker)] * (_rollouts(s) * runtime.rollout_width)
-        asked += [dict(one) for one in reserving(s)]
+        asked += s.reserving
         nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
         try:
             check_room(nodes, asked, what="training ranks, rollout workers, rewards and environments")

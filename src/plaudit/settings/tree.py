@@ -101,6 +101,13 @@ class Settings:
         """True if the run draws and scores answers: the method is online, and nothing is replayed."""
         return bool(self.algorithm.online and self.rollout.replay is None)
 
+    @property
+    def reserving(self) -> list[dict[str, float]]:
+        """The resources of each process of a reward or environment that reserves any; {}: an equal share."""
+        each = [(one.resources, one.reserving) for one in self.rewards]
+        each += [(self.environment.resources, self.environment.reserving)]
+        return [one for one, count in each for _ in range(count * self.samples)]
+
 
 def resolved(settings: Settings) -> str:
     """Return all settings as YAML that loads back as a recipe; it is saved with the run."""
